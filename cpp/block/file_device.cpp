@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "block/file_device.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace tardis {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Buffers are multiples of every alignment in use, so that a request is cut at block boundaries.
+std::size_t bounce_alignment(const IoGeometry& geometry) {
+  return std::max<std::size_t>({4096, geometry.offset_align, geometry.memory_align});
+}
+
+std::size_t bounce_bytes(const DeviceSetup& setup) {
+  const std::size_t alignment = bounce_alignment(setup.geometry);
+  return (setup.options.bounce_bytes + alignment - 1) / alignment * alignment;
+}
+
+}  // namespace
+
+FileDevice::FileDevice(DeviceSetup setup, std::unique_ptr<WorkerPool> workers)
+    : setup_(std::move(setup)),
+      workers_(std::move(workers)),
+      bounce_(setup_.options.bounce_buffers, bounce_bytes(setup_), bounce_alignment(setup_.geometry)) {}
+
+Result<FileId> FileDevice::open_file(const std::string& path, bool create, bool writable) {
+  return files_.open(path, create, writable, setup_.geometry.direct);
+}
+
+void FileDevice::close_file(FileId file) { files_.remove(file); }
+
+Result<std::shared_ptr<OpenFile>> FileDevice::find(FileId file) const {
+  auto found = files_.get(file);
+  if (found == nullptr) return Error{Code::kInternal, "file id " + std::to_string(file) + " is not open"};
+  return found;
+}
+
+Status FileDevice::preallocate(FileId file, std::uint64_t bytes) {
+  auto found = find(file);
+  if (!found) return found.error();
+  const int fd = (*found)->fd.get();
+  struct stat before;
+  if (::fstat(fd, &before) != 0) return errno_error(errno, "fstat " + (*found)->path);
+  int result;
+  do {
+    result = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return {};
+
+  const int error = errno;
+  if (error == EOPNOTSUPP) {
+    // The file system cannot reserve: give the file its size, and let a full disk show at the write. The self-test says so.
+    if (static_cast<std::uint64_t>(before.st_size) >= bytes || ::ftruncate(fd, static_cast<off_t>(bytes)) == 0) return {};
+    return errno_error(errno, "ftruncate " + (*found)->path);
+  }
+  // Give back what was reserved before the disk was full. If this fails too, the first error is still the one to report.
+  if (::ftruncate(fd, before.st_size) != 0) errno = error;
+  return errno_error(error, "reserving " + std::to_string(bytes) + " bytes for " + (*found)->path);
+}
+
+Result<std::uint64_t> FileDevice::file_bytes(FileId file) {
+  auto found = find(file);
+  if (!found) return found.error();
+  struct stat status;
+  if (::fstat((*found)->fd.get(), &status) != 0) return errno_error(errno, "fstat " + (*found)->path);
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+Status FileDevice::flush(FileId file) {
+  auto found = find(file);
+  if (!found) return found.error();
+  if (::fdatasync((*found)->fd.get()) != 0) return errno_error(errno, "fdatasync " + (*found)->path);
+  return {};
+}
+
+void FileDevice::parallel_for(std::size_t count, const std::function<void(std::size_t)>& body) {
+  workers_->parallel_for(count, workers_->threads() + 1, body);
+}
+
+int FileDevice::check_request(const IoRequest& request, std::uint64_t bytes) const {
+  const std::uint64_t mask = setup_.geometry.offset_align - 1;
+  return ((request.offset | bytes) & mask) == 0 ? 0 : EINVAL;
+}
+
+void FileDevice::count_finished(const IoRequest& request, std::uint64_t bytes, bool bounced) {
+  const bool read = request.op == IoRequest::Op::kRead;
+  (read ? counters_.reads : counters_.writes).fetch_add(1, kRelaxed);
+  if (request.error == 0) {
+    (read ? counters_.read_bytes : counters_.written_bytes).fetch_add(bytes, kRelaxed);
+  } else {
+    counters_.errors.fetch_add(1, kRelaxed);
+  }
+  if (bounced) {
+    counters_.bounced_requests.fetch_add(1, kRelaxed);
+    counters_.bounced_bytes.fetch_add(bytes, kRelaxed);
+  }
+}
+
+void FileDevice::transfer_started() {
+  const std::uint64_t now = counters_.in_flight.fetch_add(1, kRelaxed) + 1;
+  std::uint64_t peak = counters_.peak_in_flight.load(kRelaxed);
+  while (now > peak && !counters_.peak_in_flight.compare_exchange_weak(peak, now, kRelaxed)) {
+  }
+}
+
+void FileDevice::transfer_ended() { counters_.in_flight.fetch_sub(1, kRelaxed); }
+
+BlockDeviceCounters FileDevice::counters() const {
+  return {counters_.reads.load(kRelaxed),
+          counters_.writes.load(kRelaxed),
+          counters_.read_bytes.load(kRelaxed),
+          counters_.written_bytes.load(kRelaxed),
+          counters_.bounced_requests.load(kRelaxed),
+          counters_.bounced_bytes.load(kRelaxed),
+          counters_.errors.load(kRelaxed),
+          counters_.peak_in_flight.load(kRelaxed)};
+}
+
+}  // namespace tardis

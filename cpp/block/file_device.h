@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both engines share: files, workers, bounce buffers, counters.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "block/block_device.h"
+#include "block/bounce_pool.h"
+#include "block/file_table.h"
+#include "block/worker_pool.h"
+
+namespace tardis {
+
+// What the self-test settled.
+struct DeviceSetup {
+  BlockDeviceOptions options;
+  IoGeometry geometry;
+  PathReport report;
+  int keep_open_fd = -1;
+};
+
+class FileDevice : public BlockDevice {
+ public:
+  FileDevice(DeviceSetup setup, std::unique_ptr<WorkerPool> workers);
+
+  Result<FileId> open_file(const std::string& path, bool create, bool writable) override;
+  void close_file(FileId file) override;
+  Status preallocate(FileId file, std::uint64_t bytes) override;
+  Result<std::uint64_t> file_bytes(FileId file) override;
+  Status flush(FileId file) override;
+  void parallel_for(std::size_t count, const std::function<void(std::size_t)>& body) override;
+  IoGeometry geometry() const override { return setup_.geometry; }
+  const PathReport& report() const override { return setup_.report; }
+  BlockDeviceCounters counters() const override;
+
+ protected:
+  // EINVAL if direct I/O cannot express the request at all, else 0. `bytes` is its length.
+  int check_request(const IoRequest& request, std::uint64_t bytes) const;
+  // Counts a request whose error is set. `bytes`: its length.
+  void count_finished(const IoRequest& request, std::uint64_t bytes, bool bounced);
+  void transfer_started();
+  void transfer_ended();
+
+  const DeviceSetup setup_;
+  const std::unique_ptr<WorkerPool> workers_;
+  FileTable files_;
+  BouncePool bounce_;
+
+ private:
+  Result<std::shared_ptr<OpenFile>> find(FileId file) const;
+
+  struct Counters {
+    std::atomic<std::uint64_t> reads{0}, writes{0}, read_bytes{0}, written_bytes{0}, bounced_requests{0}, bounced_bytes{0},
+        errors{0}, in_flight{0}, peak_in_flight{0};
+  };
+  Counters counters_;
+};
+
+}  // namespace tardis

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The io_uring engine: each run() has a ring of its own; completions go to the worker pool, beside the I/O still in flight.
+#pragma once
+
+#include "block/file_device.h"
+#include "block/uring_ring.h"
+
+namespace tardis {
+
+class UringDevice final : public FileDevice {
+ public:
+  UringDevice(DeviceSetup setup, std::unique_ptr<WorkerPool> workers);
+
+  void close_file(FileId file) override;
+  void run(std::span<IoRequest> requests, const Completion& on_complete) override;
+
+ private:
+  friend class UringRun;
+  UringPool rings_;
+};
+
+}  // namespace tardis
