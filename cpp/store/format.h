@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Format v1 on disk (docs/on-disk-format.md). Little-endian, fixed size, every struct proves itself with a CRC-32C over all
+// bytes before its `crc` field. Structs fit one 512-byte sector, the unit that drives write atomically.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tardis {
+
+static_assert(std::endian::native == std::endian::little, "format v1 is little-endian");
+
+inline constexpr std::uint32_t kFormatVersion = 1;
+inline constexpr std::uint64_t kChunkBytes = 16 * 1024;        // unit of the payload digest
+inline constexpr std::uint64_t kTableBlockBytes = 4096;        // unit of header and digest table writes
+inline constexpr std::uint64_t kHeaderBytes = 512;
+inline constexpr std::uint64_t kFirstPayloadAlign = 1u << 20;  // the first slot starts at a multiple of this
+inline constexpr std::uint64_t kSlotAlign = 4096;
+inline constexpr std::uint64_t kMinSegmentBytes = 4u << 20;
+inline constexpr std::uint64_t kMaxAutoSegmentBytes = 1u << 30;
+inline constexpr std::uint32_t kMaxRegions = 4;
+
+using Hash256 = std::array<std::uint8_t, 32>;
+using Fingerprint = std::array<std::uint8_t, 16>;
+using Uuid = std::array<std::uint8_t, 16>;
+
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// First 512 bytes of the file `tardis.store`.
+struct StoreSuperblock {
+  static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'S', 'T'};
+  std::array<char, 8> magic;
+  std::uint32_t format_version;
+  std::uint32_t chunk_bytes;
+  Uuid uuid;
+  std::uint64_t capacity_bytes;
+  std::uint64_t segment_bytes;
+  std::uint32_t block_bytes;  // parts are padded to this (the device's logical block when the store was made)
+  std::uint32_t reserved0;
+  std::uint64_t created_unix_seconds;
+  std::array<std::uint8_t, 440> reserved;
+  std::uint32_t flags;
+  std::uint32_t crc;
+};
+static_assert(sizeof(StoreSuperblock) == 512 && offsetof(StoreSuperblock, crc) == 508);
+static_assert(std::is_trivially_copyable_v<StoreSuperblock>);
+
+enum SegmentFlags : std::uint32_t {
+  kSegmentDirty = 1,    // written since it was last known to be whole; made durable before the first such write
+  kSegmentSuspect = 2,  // survived a crash; its slots have not all been verified since
+};
+
+// First 512 bytes of a segment file; the rest of its 4 KiB is zero.
+struct SegmentSuperblock {
+  static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'S', 'G'};
+  std::array<char, 8> magic;
+  std::uint32_t format_version;
+  std::uint32_t flags;
+  Uuid store_uuid;
+  std::uint32_t segment;
+  std::uint32_t epoch;  // counts re-classings; a header of another epoch is not believed
+  std::uint64_t segment_bytes;
+  std::uint64_t slot_bytes;
+  std::uint32_t slots;
+  std::uint32_t digests_per_slot;
+  std::uint64_t header_table_offset;
+  std::uint64_t digest_table_offset;
+  std::uint64_t payload_offset;
+  std::array<std::uint8_t, 416> reserved;
+  std::uint32_t reserved_flags;
+  std::uint32_t crc;
+};
+static_assert(sizeof(SegmentSuperblock) == 512 && offsetof(SegmentSuperblock, crc) == 508);
+static_assert(std::is_trivially_copyable_v<SegmentSuperblock>);
+
+enum class SlotKind : std::uint16_t { kFree = 0, kKvPage = 1 /* reserved: 2 side pool, 3 sparse segment, 4 head group */ };
+
+enum SlotFlags : std::uint16_t { kSlotQuarantined = 1 };
+
+struct SlotHeader {
+  static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'S', 'L'};
+  std::array<char, 8> magic;
+  std::uint32_t format_version;
+  SlotKind kind;
+  std::uint16_t flags;
+  Hash256 key;
+  Fingerprint fingerprint;
+  std::uint64_t parent;  // first 8 bytes of the parent's key as a little-endian integer; 0: none known
+  std::uint64_t generation;
+  std::uint32_t segment;
+  std::uint32_t slot;
+  std::uint32_t segment_epoch;
+  std::uint32_t part_count;  // layers in the layer-major layout
+  std::uint64_t slot_bytes;
+  std::uint64_t part_bytes;
+  std::uint64_t part_stride;
+  std::uint64_t payload_bytes;  // part_count * part_bytes
+  std::uint64_t root_digest;
+  std::uint64_t flush_group;         // this object is durable once this group is
+  std::uint64_t last_durable_group;  // proven durable when this header was written
+  std::uint64_t companion_set;       // reserved for hybrid models: objects that are restorable together or not at all
+  std::uint32_t companion_count;
+  std::uint32_t reserved0;
+  std::array<std::uint8_t, 336> reserved;
+  std::uint32_t reserved1;
+  std::uint32_t crc;
+};
+static_assert(sizeof(SlotHeader) == kHeaderBytes && offsetof(SlotHeader, crc) == 508);
+static_assert(offsetof(SlotHeader, key) == 16 && offsetof(SlotHeader, fingerprint) == 48);
+static_assert(offsetof(SlotHeader, parent) == 64 && offsetof(SlotHeader, root_digest) == 128);
+static_assert(std::is_trivially_copyable_v<SlotHeader>);
+
+std::uint32_t struct_crc(const void* data, std::size_t bytes_before_crc);
+
+template <class T>
+void seal(T& record) {
+  record.crc = struct_crc(&record, offsetof(T, crc));
+}
+
+template <class T>
+bool sealed(const T& record) {
+  return record.magic == T::kMagic && record.crc == struct_crc(&record, offsetof(T, crc));
+}
+
+// True for a record that was never written (fallocate leaves zeros).
+bool all_zero(const void* data, std::size_t bytes);
+
+// Where things lie in a segment of one slot class. slots == 0: the class does not fit.
+struct SegmentGeometry {
+  std::uint64_t slot_bytes = 0;
+  std::uint32_t digests_per_slot = 0;
+  std::uint32_t slots = 0;
+  std::uint64_t header_table_offset = 0;
+  std::uint64_t digest_table_offset = 0;
+  std::uint64_t payload_offset = 0;
+
+  std::uint64_t slot_offset(std::uint32_t slot) const { return payload_offset + slot * slot_bytes; }
+  std::uint64_t table_bytes() const { return payload_offset - header_table_offset; }
+  static SegmentGeometry of(std::uint64_t segment_bytes, std::uint64_t slot_bytes, std::uint32_t digests_per_slot);
+  static SegmentGeometry of(const SegmentSuperblock& superblock);
+};
+
+// Objects of equal slot class can replace each other.
+struct SlotClass {
+  std::uint64_t slot_bytes;
+  std::uint32_t digests_per_slot;
+  auto operator<=>(const SlotClass&) const = default;
+};
+
+// How one object is cut into parts (layers), regions (K, V) and digest chunks.
+struct ObjectGeometry {
+  std::uint32_t parts = 0;
+  std::uint32_t regions = 0;
+  std::array<std::uint64_t, kMaxRegions> region_bytes{};
+  std::uint64_t part_bytes = 0;
+  std::uint64_t part_stride = 0;
+  std::uint32_t chunks_per_part = 0;
+
+  std::uint64_t payload_bytes() const { return parts * part_bytes; }
+  std::uint64_t stored_bytes() const { return parts * part_stride; }
+  std::uint32_t chunks() const { return parts * chunks_per_part; }
+  std::uint32_t pieces() const { return parts * regions; }
+  SlotClass slot_class() const { return {round_up(stored_bytes(), kSlotAlign), chunks()}; }
+  static ObjectGeometry of(std::uint32_t parts, std::uint32_t regions, const std::uint64_t* region_bytes,
+                           std::uint32_t block_bytes);
+  // The object as one contiguous region a part: what a header alone tells.
+  static ObjectGeometry of(const SlotHeader& header);
+};
+
+}  // namespace tardis

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+#include "base/json.h"
+#include "base/unique_fd.h"
+#include "store/folder.h"
+#include "store/scan.h"
+#include "store/tools.h"
+
+namespace tardis {
+namespace {
+
+// Plain reads: the file may be in use by a server, whose direct writes invalidate the cached pages they touch.
+bool read_fully(int fd, std::uint64_t offset, void* memory, std::size_t bytes) {
+  auto* to = static_cast<char*>(memory);
+  while (bytes > 0) {
+    const ssize_t got = ::pread(fd, to, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    to += got;
+    offset += static_cast<std::uint64_t>(got);
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return true;
+}
+
+struct Usage {
+  std::uint64_t objects = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct Totals {
+  std::uint64_t segments = 0, unreadable = 0, dirty = 0, allocated = 0, slots = 0, free = 0, quarantined = 0, bad = 0;
+  Usage objects;
+  std::map<std::string, Usage> by_namespace;
+  std::map<std::uint64_t, std::uint64_t> segments_by_slot_bytes;
+};
+
+void inspect_segment(const std::string& path, std::uint32_t id, const StoreSuperblock& store, Totals& totals) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  SegmentSuperblock s;
+  if (!fd || ::fstat(fd.get(), &status) != 0) {
+    ++totals.unreadable;
+    return;
+  }
+  totals.allocated += static_cast<std::uint64_t>(status.st_blocks) * 512;
+  if (!read_fully(fd.get(), 0, &s, sizeof s) || !sealed(s) || s.format_version != kFormatVersion ||
+      s.store_uuid != store.uuid || s.segment != id || s.segment_bytes != store.segment_bytes ||
+      std::uint64_t{s.slots} * kHeaderBytes > store.segment_bytes) {
+    ++totals.unreadable;
+    return;
+  }
+  ++totals.segments;
+  totals.dirty += (s.flags & kSegmentDirty) != 0;
+  ++totals.segments_by_slot_bytes[s.slot_bytes];
+  totals.slots += s.slots;
+  std::vector<SlotHeader> headers(s.slots);
+  if (!read_fully(fd.get(), s.header_table_offset, headers.data(), headers.size() * sizeof(SlotHeader))) {
+    ++totals.unreadable;
+    return;
+  }
+  const SegmentFacts facts{id, s.epoch, SegmentGeometry::of(s), static_cast<std::uint64_t>(status.st_size), store.block_bytes};
+  for (std::uint32_t slot = 0; slot < s.slots; ++slot) {
+    const SlotHeader& header = headers[slot];
+    switch (judge(header, slot, facts)) {
+      case Belief::kFree: ++totals.free; break;
+      case Belief::kQuarantined: ++totals.quarantined; break;
+      case Belief::kBad: ++totals.bad; break;
+      case Belief::kObject: {
+        Usage& own = totals.by_namespace[hex(header.fingerprint.data(), header.fingerprint.size())];
+        ++own.objects;
+        own.bytes += header.payload_bytes;
+        ++totals.objects.objects;
+        totals.objects.bytes += header.payload_bytes;
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Result<std::string> inspect_store(const std::string& path) {
+  StoreFolder folder(path);
+  if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
+  if (Status status = folder.read_superblock(); !status) return status.error();
+  auto files = folder.segment_files();
+  if (!files) return files.error();
+  auto namespaces = folder.namespaces();
+  if (!namespaces) return namespaces.error();
+  const StoreSuperblock& s = folder.superblock();
+  Totals totals;
+  for (const auto& [id, file] : *files) inspect_segment(file, id, s, totals);
+
+  JsonWriter json;
+  json.begin_object();
+  json.field("path", path);
+  json.field("format_version", s.format_version);
+  json.field("uuid", hex(s.uuid.data(), s.uuid.size()));
+  json.field("created_unix_seconds", s.created_unix_seconds);
+  json.field("owner", folder.owner());
+  json.field("capacity_bytes", s.capacity_bytes);
+  json.field("segment_bytes", s.segment_bytes);
+  json.field("block_bytes", s.block_bytes);
+  json.field("allocated_bytes", totals.allocated);
+  json.field("segments", totals.segments);
+  json.field("segments_unreadable", totals.unreadable);
+  json.field("segments_dirty", totals.dirty);
+  json.field("slots", totals.slots);
+  json.field("slots_free", totals.free);
+  json.field("slots_quarantined", totals.quarantined);
+  json.field("slots_bad", totals.bad);
+  json.field("objects", totals.objects.objects);
+  json.field("payload_bytes", totals.objects.bytes);
+  json.begin_array("slot_classes");
+  for (const auto& [bytes, count] : totals.segments_by_slot_bytes) {
+    json.begin_object();
+    json.field("slot_bytes", bytes);
+    json.field("segments", count);
+    json.end_object();
+  }
+  json.end_array();
+  for (const auto& [fingerprint, text] : *namespaces) totals.by_namespace[fingerprint];
+  json.begin_array("namespaces");
+  for (const auto& [fingerprint, usage] : totals.by_namespace) {
+    json.begin_object();
+    json.field("fingerprint", fingerprint);
+    json.field("objects", usage.objects);
+    json.field("payload_bytes", usage.bytes);
+    const auto text = namespaces->find(fingerprint);
+    json.field("description", text == namespaces->end() ? std::string() : text->second);
+    json.end_object();
+  }
+  json.end_array();
+  json.end_object();
+  return json.text();
+}
+
+}  // namespace tardis

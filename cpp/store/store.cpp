@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/store.h"
+
+#include <sys/random.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "base/json.h"
+#include "store/counters.h"
+
+namespace tardis {
+namespace {
+
+constexpr std::uint64_t kGiB = 1u << 30;
+constexpr std::uint64_t kMetadataBytes = 1u << 20;  // superblock file, lock and namespace texts: part of the capacity
+constexpr std::uint32_t kFilesBesideSegments = 256;
+
+std::uint64_t auto_segment_bytes(std::uint64_t capacity, std::uint64_t object_bytes) {
+  std::uint64_t bytes = std::clamp(capacity / 256, kMinSegmentBytes, kMaxAutoSegmentBytes);
+  // A segment of one or two large objects would be mostly its 1 MiB head.
+  const std::uint64_t eight_objects = 2 * kFirstPayloadAlign + 8 * round_up(object_bytes, kSlotAlign);
+  bytes = std::max(bytes, std::min(eight_objects, capacity / 4));
+  return std::max(bytes, 2 * kFirstPayloadAlign + round_up(object_bytes, kSlotAlign)) / kFirstPayloadAlign * kFirstPayloadAlign;
+}
+
+// One descriptor a segment; the default soft limit of 1024 would end a store of 1 TiB.
+void allow_open_files(std::uint64_t wanted) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, std::max<rlim_t>(wanted, limit.rlim_cur));
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // if refused, opening a segment reports EMFILE by name
+}
+
+Status make_superblock(StoreFolder& folder, const StoreOptions& options, const PathReport& path) {
+  auto files = folder.segment_files();
+  if (!files) return files.error();
+  if (!files->empty()) {
+    return Error{Code::kCorrupt, folder.path() + ": has " + std::to_string(files->size()) +
+                                     " segment files but no tardis.store; restore that file, or empty the folder"};
+  }
+  auto free = folder.free_bytes();
+  if (!free) return free.error();
+  StoreSuperblock s{};
+  s.capacity_bytes = options.capacity_bytes != 0 ? options.capacity_bytes : std::min(100 * kGiB, *free / 2);
+  s.segment_bytes = options.segment_bytes != 0 ? options.segment_bytes
+                                               : auto_segment_bytes(s.capacity_bytes, options.object_bytes_hint);
+  s.segment_bytes = round_up(s.segment_bytes, kTableBlockBytes);
+  if (s.segment_bytes < kMinSegmentBytes) {
+    return Error{Code::kInvalidArgument, "segment_size: expected at least " + human_bytes(kMinSegmentBytes) + ", found " +
+                                             human_bytes(s.segment_bytes)};
+  }
+  if (s.capacity_bytes < s.segment_bytes + kMetadataBytes) {
+    return Error{options.capacity_bytes != 0 ? Code::kInvalidArgument : Code::kNoSpace,
+                 "capacity: expected at least one segment (" + human_bytes(s.segment_bytes + kMetadataBytes) + "), found " +
+                     human_bytes(s.capacity_bytes) + " for " + folder.path() + "; raise capacity or free space there"};
+  }
+  if (*free < s.segment_bytes + kMetadataBytes + options.free_space_floor) {
+    return Error{Code::kNoSpace, folder.path() + ": " + human_bytes(*free) + " free; a first segment of " +
+                                     human_bytes(s.segment_bytes) + " and free_space_floor " +
+                                     human_bytes(options.free_space_floor) +
+                                     " do not fit; free space, lower free_space_floor or choose another path"};
+  }
+  s.block_bytes = std::clamp<std::uint32_t>(std::max(path.logical_block, path.offset_align), 512, kTableBlockBytes);
+  s.created_unix_seconds = static_cast<std::uint64_t>(std::time(nullptr));
+  if (::getrandom(s.uuid.data(), s.uuid.size(), 0) != static_cast<ssize_t>(s.uuid.size())) {
+    return errno_error(errno, "getrandom");
+  }
+  return folder.write_superblock(s);
+}
+
+Status match_settings(StoreFolder& folder, const StoreOptions& options, const PathReport& path) {
+  StoreSuperblock s = folder.superblock();
+  if (options.segment_bytes != 0 && round_up(options.segment_bytes, kTableBlockBytes) != s.segment_bytes) {
+    return Error{Code::kInvalidArgument, "segment_size: the store at " + folder.path() + " has " +
+                                             std::to_string(s.segment_bytes) + ", the configuration says " +
+                                             std::to_string(options.segment_bytes) +
+                                             "; leave segment_size out or make a new store at another path"};
+  }
+  if (path.direct && path.offset_align > s.block_bytes) {
+    return Error{Code::kInvalidArgument, "direct_io: " + folder.path() + " needs " + std::to_string(path.offset_align) +
+                                             "-byte blocks, the store was made with " + std::to_string(s.block_bytes) +
+                                             "; set direct_io to off or make a new store"};
+  }
+  if (options.capacity_bytes != 0 && options.capacity_bytes != s.capacity_bytes) {
+    if (options.capacity_bytes < s.segment_bytes + kMetadataBytes) {
+      return Error{Code::kInvalidArgument, "capacity: expected at least one segment (" +
+                                               human_bytes(s.segment_bytes + kMetadataBytes) + "), found " +
+                                               human_bytes(options.capacity_bytes)};
+    }
+    s.capacity_bytes = options.capacity_bytes;
+    return folder.write_superblock(s);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreOptions& options, bool create) {
+  StoreFolder folder(path);
+  if (!folder.has_superblock()) {
+    if (!create) return Error{Code::kNotFound, path + ": no tardis store here"};
+    if (Status status = folder.create_folders(); !status) return status.error();
+  }
+  if (Status status = folder.lock(); !status) return status.error();
+  // Only now: another process may just have made it.
+  const bool fresh = !folder.has_superblock();
+  if (!fresh) {
+    if (Status status = folder.read_superblock(); !status) return status.error();
+    if (Status status = folder.create_folders(); !status) return status.error();
+  }
+  auto device = open_block_device(path, options.device, folder.lock_fd());
+  if (!device) return device.error();
+  const PathReport& report = (*device)->report();
+  if (Status status = fresh ? make_superblock(folder, options, report) : match_settings(folder, options, report); !status) {
+    return status.error();
+  }
+  auto store = std::make_unique<Store>(Passkey(), std::move(folder), options, std::move(*device));
+  allow_open_files(store->max_segments() + std::uint64_t{kFilesBesideSegments});
+  if (Status status = store->recover(); !status) return status.error();
+  store->flusher_ = std::thread([raw = store.get()] { raw->flusher_main(); });
+  return store;
+}
+
+Store::Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device)
+    : folder_(std::move(folder)),
+      options_(options),
+      device_(std::move(device)),
+      // One reuse is worth as many touches as a quarter of the store holds objects.
+      index_(std::max<std::uint64_t>(
+          64, folder_.superblock().capacity_bytes / std::max<std::uint64_t>(options.object_bytes_hint, 64 * 1024) / 4)),
+      counters_(std::make_unique<Counters>()) {}
+
+Store::~Store() {
+  if (flusher_.joinable()) (void)close();
+}
+
+Status Store::close() {
+  {
+    std::unique_lock lock(calls_mutex_);
+    if (closed_) return {};
+    closed_ = true;
+    calls_done_.wait(lock, [&] { return calls_ == 0; });
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    flusher_wake_.notify_all();
+  }
+  flusher_.join();  // it ends the open group first
+  Status result;
+  for (const auto& [id, segment] : segments_) {
+    const std::lock_guard io(segment->io_mutex());
+    if (!segment->dirty()) continue;
+    Status status = segment->flush();
+    if (status) status = segment->set_flags(segment->suspect() ? std::uint32_t{kSegmentSuspect} : 0u);
+    if (!status) result = status;
+  }
+  segments_.clear();
+  device_.reset();
+  folder_.unlock();
+  return result;
+}
+
+std::uint32_t Store::max_segments() const {
+  const StoreSuperblock& s = folder_.superblock();
+  return static_cast<std::uint32_t>((s.capacity_bytes - kMetadataBytes) / s.segment_bytes);
+}
+
+NamespaceId Store::intern(const Fingerprint& fingerprint) {
+  const auto it = std::find_if(namespaces_.begin(), namespaces_.end(),
+                               [&](const Namespace& known) { return known.fingerprint == fingerprint; });
+  if (it != namespaces_.end()) return static_cast<NamespaceId>(it - namespaces_.begin());
+  namespaces_.push_back({fingerprint, std::nullopt});
+  return static_cast<NamespaceId>(namespaces_.size() - 1);
+}
+
+Result<NamespaceId> Store::open_namespace(const Fingerprint& fingerprint, const std::string& description,
+                                          std::uint32_t parts, std::span<const std::uint64_t> region_bytes) {
+  const Call call(*this);
+  if (!call) return Call::closed();
+  const bool sane = parts > 0 && parts <= (1u << 20) && !region_bytes.empty() && region_bytes.size() <= kMaxRegions &&
+                    std::all_of(region_bytes.begin(), region_bytes.end(),
+                                [](std::uint64_t bytes) { return bytes > 0 && bytes <= (std::uint64_t{1} << 32); });
+  if (!sane) {
+    return Error{Code::kInvalidArgument,
+                 "object layout: expected 1 or more parts of 1 to 4 regions of 1 byte to 4 GiB, found " + std::to_string(parts) +
+                     " parts of " + std::to_string(region_bytes.size()) + " regions"};
+  }
+  const ObjectGeometry geometry = ObjectGeometry::of(parts, static_cast<std::uint32_t>(region_bytes.size()),
+                                                     region_bytes.data(), folder_.superblock().block_bytes);
+  const SlotClass slot_class = geometry.slot_class();
+  if (SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot).slots == 0) {
+    return Error{Code::kInvalidArgument,
+                 "page of " + human_bytes(geometry.payload_bytes()) + ": does not fit a segment of " +
+                     human_bytes(folder_.superblock().segment_bytes) + " (store at " + folder_.path() +
+                     "); use a smaller --page-size, or a new store with a larger capacity or segment_size"};
+  }
+  if (Status status = folder_.describe_namespace(fingerprint, description); !status) return status.error();
+  const std::lock_guard lock(mutex_);
+  const NamespaceId id = intern(fingerprint);
+  Namespace& space = namespaces_[id];
+  if (space.geometry && (space.geometry->parts != geometry.parts || space.geometry->regions != geometry.regions ||
+                         space.geometry->region_bytes != geometry.region_bytes)) {
+    return Error{Code::kInvalidArgument, "namespace " + hex(fingerprint.data(), fingerprint.size()) +
+                                             ": opened before with another object layout"};
+  }
+  space.geometry = geometry;
+  return id;
+}
+
+Result<ObjectGeometry> Store::geometry_of(NamespaceId space) {
+  const std::lock_guard lock(mutex_);
+  if (space >= namespaces_.size() || !namespaces_[space].geometry) {
+    return Error{Code::kInvalidArgument, "namespace handle " + std::to_string(space) + ": not opened"};
+  }
+  return *namespaces_[space].geometry;
+}
+
+Result<std::size_t> Store::lookup(NamespaceId space, const Hash256* hashes, std::size_t n) {
+  const Call call(*this);
+  if (!call) return Call::closed();
+  std::size_t run = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    while (run < n && index_.find({space, hashes[run]}) != nullptr) ++run;
+  }
+  counters_->lookups += 1;
+  counters_->lookup_pages += n;
+  counters_->lookup_hit_pages += run;
+  return run;
+}
+
+Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
+  const Call call(*this);
+  if (!call) return Call::closed();
+  const std::unique_lock gate(clear_gate_);  // a page being stored must not appear after the headers were invalidated
+  Fingerprint fingerprint{};
+  std::uint64_t pages = 0;
+  std::vector<Segment*> segments;
+  {
+    const std::lock_guard lock(mutex_);
+    if (space) {
+      if (*space >= namespaces_.size()) return Error{Code::kInvalidArgument, "namespace handle: not opened"};
+      fingerprint = namespaces_[*space].fingerprint;
+    }
+    std::vector<IndexEntry*> doomed;
+    index_.for_each([&](IndexEntry& entry) {
+      if (!space || entry.key.space == *space) doomed.push_back(&entry);
+    });
+    pages = doomed.size();
+    for (IndexEntry* entry : doomed) unpublish(*entry, SlotState::kDying);
+    for (const auto& [id, segment] : segments_) segments.push_back(segment.get());
+  }
+  // Evicted objects left headers that a rebuild would believe, so every header counts, not only published ones.
+  for (Segment* segment : segments) {
+    const std::lock_guard io(segment->io_mutex());
+    auto table = segment->table();
+    if (!table) return table.error();
+    std::set<std::uint64_t> blocks;
+    std::vector<std::uint32_t> released;
+    for (std::uint32_t slot = 0; slot < segment->geometry().slots; ++slot) {
+      SlotHeader& header = (*table)->header(slot);
+      if (all_zero(&header, sizeof header)) continue;
+      if (space && (!sealed(header) || header.fingerprint != fingerprint)) continue;
+      header = {};
+      (*table)->blocks_of(slot, blocks);
+      released.push_back(slot);
+    }
+    if (blocks.empty()) continue;
+    Status status = segment->write_table(blocks);
+    if (status) status = segment->flush();
+    if (!status) return status.error();
+    const std::lock_guard lock(mutex_);
+    for (const std::uint32_t slot : released) {
+      Segment::Slot& s = segment->slots[slot];
+      if (s.state == SlotState::kQuarantined && s.leases == 0) release_slot({segment->id(), slot});
+    }
+  }
+  limit_cached_tables();
+  counters_->cleared_pages += pages;
+  return pages;
+}
+
+void Store::stats(tardis_stats& out) {
+  out = {};
+  const Counters& c = *counters_;
+#define TARDIS_COPY(field) out.field = c.field.load(std::memory_order_relaxed)
+  TARDIS_COPY(set_calls);
+  TARDIS_COPY(set_pages);
+  TARDIS_COPY(set_pages_written);
+  TARDIS_COPY(set_pages_present);
+  TARDIS_COPY(set_pages_dropped);
+  TARDIS_COPY(set_pages_failed);
+  TARDIS_COPY(set_bytes);
+  TARDIS_COPY(set_nanoseconds);
+  TARDIS_COPY(get_calls);
+  TARDIS_COPY(get_pages);
+  TARDIS_COPY(get_pages_hit);
+  TARDIS_COPY(get_pages_missed);
+  TARDIS_COPY(get_pages_raced);
+  TARDIS_COPY(get_pages_torn);
+  TARDIS_COPY(get_pages_corrupt);
+  TARDIS_COPY(get_pages_failed);
+  TARDIS_COPY(get_bytes);
+  TARDIS_COPY(get_nanoseconds);
+  TARDIS_COPY(lookups);
+  TARDIS_COPY(lookup_pages);
+  TARDIS_COPY(lookup_hit_pages);
+  TARDIS_COPY(evicted_pages);
+  TARDIS_COPY(evicted_bytes);
+  TARDIS_COPY(cleared_pages);
+  TARDIS_COPY(flush_groups);
+  TARDIS_COPY(flush_failures);
+  TARDIS_COPY(flush_unpublished_pages);
+  TARDIS_COPY(recovered_pages);
+  TARDIS_COPY(recovered_verified);
+  TARDIS_COPY(recovered_rejected);
+#undef TARDIS_COPY
+  const Call call(*this);
+  if (!call) return;
+  const BlockDeviceCounters io = device_->counters();
+  out.io_reads = io.reads;
+  out.io_writes = io.writes;
+  out.io_read_bytes = io.read_bytes;
+  out.io_written_bytes = io.written_bytes;
+  out.io_errors = io.errors;
+  out.io_peak_in_flight = io.peak_in_flight;
+  out.bounced_requests = io.bounced_requests;
+  out.bounced_bytes = io.bounced_bytes;
+  const StoreSuperblock& s = folder_.superblock();
+  out.capacity_bytes = s.capacity_bytes;
+  const std::lock_guard lock(mutex_);
+  out.segments = segments_.size();
+  out.segments_unreadable = unreadable_.size();
+  out.allocated_bytes = (segments_.size() + unreadable_.size()) * s.segment_bytes;
+  out.durable_group = durable_group_;
+  out.slots_total = slots_total_;
+  for (std::size_t state = 0; state < slot_counts_.size(); ++state) {
+    switch (static_cast<SlotState>(state)) {
+      case SlotState::kFree: out.slots_free = slot_counts_[state]; break;
+      case SlotState::kWriting: out.slots_writing = slot_counts_[state]; break;
+      case SlotState::kLive: out.slots_live = slot_counts_[state]; break;
+      case SlotState::kDying: out.slots_writing += slot_counts_[state]; break;
+      case SlotState::kQuarantined: out.slots_quarantined = slot_counts_[state]; break;
+    }
+  }
+  out.payload_bytes = payload_bytes_;
+}
+
+std::string Store::path_report_json() const {
+  const PathReport& r = device_->report();
+  JsonWriter json;
+  json.begin_object();
+  json.field("path", folder_.path());
+  json.field("engine", r.engine);
+  json.field("direct_io", r.direct);
+  json.field("offset_align", r.offset_align);
+  json.field("memory_align", r.memory_align);
+  json.field("logical_block", r.logical_block);
+  json.field("filesystem", r.filesystem);
+  json.field("reason", r.reason);
+  json.field("capacity_bytes", folder_.superblock().capacity_bytes);
+  json.field("segment_bytes", folder_.superblock().segment_bytes);
+  json.field("verify_reads", options_.verify_reads);
+  json.begin_array("notes");
+  for (const std::string& note : notes_) json.value(note);
+  json.end_array();
+  json.end_object();
+  return json.text();
+}
+
+}  // namespace tardis

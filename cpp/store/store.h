@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// The object store of one folder, used by one process: objects of fixed size in the slots of preallocated segments.
+//
+// Locks, in the order they may be taken together:
+//   clear_gate_  shared by set(), exclusive in clear()
+//   grow_mutex_  one new or re-classed segment at a time
+//   Segment::io_mutex()  tables and superblock of one segment; held during I/O
+//   mutex_       index, slots, flush groups; never held during I/O
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "block/block_device.h"
+#include "store/folder.h"
+#include "store/format.h"
+#include "store/index.h"
+#include "store/segment.h"
+#include "store/transfer.h"
+#include "tardis/tardis.h"
+
+namespace tardis {
+
+struct StoreOptions {
+  BlockDeviceOptions device;
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t segment_bytes = 0;
+  std::uint64_t object_bytes_hint = 0;
+  std::uint64_t free_space_floor = 0;
+  std::uint64_t flush_bytes = 256u << 20;
+  std::uint32_t flush_milliseconds = 50;
+  bool verify_reads = true;
+};
+
+class Store {
+  struct Passkey {
+    explicit Passkey() = default;
+  };
+
+ public:
+  // See tardis.h for what each function promises.
+  static Result<std::unique_ptr<Store>> open(const std::string& folder, const StoreOptions& options, bool create);
+  Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  Result<NamespaceId> open_namespace(const Fingerprint& fingerprint, const std::string& description, std::uint32_t parts,
+                                     std::span<const std::uint64_t> region_bytes);
+  Result<std::size_t> lookup(NamespaceId space, const Hash256* hashes, std::size_t n);
+  Status set(NamespaceId space, const Hash256* hashes, const Hash256* parent_of_first, const std::uint64_t* pieces,
+             std::size_t n, std::uint8_t* ok);
+  Status get(NamespaceId space, const Hash256* hashes, const std::uint64_t* pieces, std::size_t n, std::uint8_t* ok);
+  Status flush();
+  Result<std::uint64_t> clear(std::optional<NamespaceId> space);
+  Status close();
+
+  void stats(tardis_stats& out);
+  std::string path_report_json() const;
+
+ private:
+  struct Namespace {
+    Fingerprint fingerprint{};
+    std::optional<ObjectGeometry> geometry;  // set by open_namespace
+  };
+  struct Counters;
+  struct Published {
+    ObjectKey key;
+    std::uint64_t generation;
+  };
+  struct FlushGroup {
+    std::uint64_t id = 0;
+    std::vector<Published> pages;
+    std::vector<Segment*> segments;
+    std::uint64_t bytes = 0;
+    std::uint64_t opened_ns = 0;
+    std::uint32_t writers = 0;  // set() calls that still write headers of this group
+  };
+  struct Quarantine {
+    SlotRef where;
+    std::uint64_t generation;
+  };
+  // A slot reserved for one object of a set() call.
+  struct Ticket {
+    std::size_t index;  // in the call
+    SlotRef where;
+    std::uint64_t parent;
+    std::uint64_t generation;
+    bool failed = false;
+  };
+  class Call;  // counts calls in flight, so that close() can wait for them
+
+  // recovery.cpp
+  Status recover();
+  // space.cpp
+  std::vector<SlotRef> reserve(SlotClass slot_class, std::size_t need);
+  void take_free(SlotClass slot_class, std::size_t need, std::vector<SlotRef>& out);
+  Result<bool> grow(SlotClass slot_class);
+  std::size_t evict(SlotClass slot_class, std::size_t need);
+  bool convert_segment(SlotClass slot_class);
+  Segment* choose_victim(SlotClass slot_class);
+  void unpublish(IndexEntry& entry, SlotState next);
+  void release_slot(SlotRef where);  // free now, or when the last lease on it ends
+  void end_lease(SlotRef where);
+  std::uint32_t max_segments() const;
+  // writer.cpp
+  void make_dirty(std::vector<Ticket>& tickets);
+  void write_headers(std::vector<Ticket>& tickets, const Transfer& payload, NamespaceId space, const Hash256* hashes,
+                     const ObjectGeometry& geometry, std::uint64_t group, std::uint64_t durable);
+  void note_failure(const Error& error);
+  // flusher.cpp
+  void flusher_main();
+  void flush_group(const FlushGroup& ended);
+  void persist_quarantines(std::vector<Quarantine> pending);
+  void limit_cached_tables();
+
+  Segment& segment(std::uint32_t id) { return *segments_.at(id); }
+  void set_state(SlotRef where, SlotState next);
+  void adopt_segment(std::unique_ptr<Segment> segment);
+  Segment::Slot& slot(SlotRef where) { return segment(where.segment).slots[where.slot]; }
+  Result<ObjectGeometry> geometry_of(NamespaceId space);
+  NamespaceId intern(const Fingerprint& fingerprint);
+
+  StoreFolder folder_;
+  StoreOptions options_;
+  std::unique_ptr<BlockDevice> device_;
+  std::vector<std::string> notes_;  // what recovery found, in readable lines; fixed after open()
+
+  std::shared_mutex clear_gate_;
+  std::mutex grow_mutex_;
+
+  std::mutex mutex_;
+  Index index_;
+  std::map<std::uint32_t, std::unique_ptr<Segment>> segments_;
+  std::vector<std::unique_ptr<Segment>> retired_;  // failed while being re-classed; a flush group may still name them
+  std::map<std::uint32_t, std::string> unreadable_;  // segment id -> why; they keep their share of the capacity
+  std::array<std::uint64_t, 5> slot_counts_{};  // by SlotState
+  std::uint64_t slots_total_ = 0;
+  std::uint64_t payload_bytes_ = 0;  // of published objects
+  std::vector<Namespace> namespaces_;
+  std::uint64_t next_generation_ = 1;
+  std::uint64_t durable_group_ = 0;
+  std::uint64_t finished_group_ = 0;  // durable or failed
+  std::shared_ptr<FlushGroup> group_ = std::make_shared<FlushGroup>();  // the open one
+  std::uint64_t flush_wanted_ = 0;    // groups up to this one must end now
+  std::optional<Error> flush_error_;  // of failed_group_
+  std::uint64_t failed_group_ = 0;
+  std::optional<Error> last_failure_;  // why the last page was not stored
+  std::vector<Quarantine> quarantines_;
+  std::condition_variable flusher_wake_;
+  std::condition_variable flush_done_;
+  std::condition_variable writers_done_;
+  bool stopping_ = false;
+  std::thread flusher_;
+
+  std::mutex calls_mutex_;
+  std::condition_variable calls_done_;
+  std::uint64_t calls_ = 0;
+  bool closed_ = false;
+
+  std::unique_ptr<Counters> counters_;
+};
+
+}  // namespace tardis

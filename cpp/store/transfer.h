@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Moves a batch of whole objects between memory and slots, and digests them while their bytes are warm in cache.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "block/block_device.h"
+#include "store/format.h"
+
+namespace tardis {
+
+class Transfer {
+ public:
+  Transfer(BlockDevice& device, IoRequest::Op op) : device_(device), op_(op) {}
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+
+  // `pieces`: parts * regions addresses, [part][region]; must stay valid until run() returns. Returns the object's position.
+  std::size_t add(FileId file, std::uint64_t offset, const ObjectGeometry& geometry, const std::uint64_t* pieces);
+
+  // Moves everything; with `digests`, also computes every digest. Call once.
+  void run(bool digests);
+
+  std::size_t size() const { return objects_.size(); }
+  int error(std::size_t object) const { return objects_[object]->error.load(std::memory_order_relaxed); }
+  std::uint64_t root(std::size_t object) const { return objects_[object]->root; }
+  // [part][chunk]
+  const std::uint64_t* chunk_digests(std::size_t object) const { return objects_[object]->chunk_digests.get(); }
+
+ private:
+  struct Object {
+    FileId file;
+    std::uint64_t offset;
+    ObjectGeometry geometry;
+    const std::uint64_t* pieces;
+    std::unique_ptr<std::uint64_t[]> chunk_digests;
+    std::uint64_t root = 0;
+    std::atomic<std::uint32_t> unfinished{0};
+    std::atomic<int> error{0};
+  };
+  // One request moves chunks [first, last) of parts [part, end_part); several parts are always whole.
+  struct Span {
+    Object* object;
+    std::uint32_t part, end_part;
+    std::uint32_t first_chunk, last_chunk;
+    std::size_t first_iovec, iovecs;
+  };
+
+  void cut(Object& object);
+  void describe(Span& span);
+  void finished(const Span& span, int error, bool digests);
+
+  BlockDevice& device_;
+  IoRequest::Op op_;
+  std::vector<std::unique_ptr<Object>> objects_;
+  std::vector<Span> spans_;
+  std::vector<iovec> iovecs_;
+  std::size_t pads_ = 0;   // iovecs that stand for padding between parts
+  AlignedBuffer padding_;  // one block for each of them when reading, so that no two requests share memory
+};
+
+}  // namespace tardis
