@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+// Python binding of the C ABI: argument conversion and GIL release, no logic. The typed face is sglang_tardis/store.py.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tardis/tardis.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Bytes2d = py::array_t<std::uint8_t, py::array::c_style>;
+using Pieces = py::array_t<std::uint64_t, py::array::c_style>;
+
+struct Text {
+  char* text = nullptr;
+  ~Text() { tardis_free(text); }
+  std::string str() const { return text == nullptr ? std::string() : std::string(text); }
+};
+
+// Raised as _core.CoreError(code, message); store.py turns it into the public exceptions.
+class CoreError : public std::runtime_error {
+ public:
+  CoreError(tardis_code code, const std::string& message) : std::runtime_error(message), code(code) {}
+  tardis_code code;
+};
+
+void check(tardis_code code, const Text& error) {
+  if (code != TARDIS_OK) throw CoreError(code, error.str());
+}
+
+std::size_t count_hashes(const Bytes2d& hashes) {
+  if (hashes.ndim() != 2 || hashes.shape(1) != TARDIS_HASH_BYTES) {
+    throw py::value_error("hashes: expected a C-contiguous uint8 array of shape (n, 32)");
+  }
+  return static_cast<std::size_t>(hashes.shape(0));
+}
+
+tardis_object_layout make_layout(std::uint32_t parts, const std::vector<std::uint64_t>& region_bytes) {
+  tardis_object_layout layout{};
+  layout.parts = parts;
+  layout.regions = static_cast<std::uint32_t>(region_bytes.size());
+  for (std::size_t r = 0; r < region_bytes.size() && r < std::size(layout.region_bytes); ++r) {
+    layout.region_bytes[r] = region_bytes[r];
+  }
+  return layout;
+}
+
+tardis_options make_options(const py::dict& settings) {
+  tardis_options o;
+  tardis_default_options(&o);
+  for (const auto& [key, item] : settings) {
+    const auto name = key.cast<std::string>();
+    const auto value = item.cast<std::uint64_t>();
+    const auto narrow = static_cast<std::uint32_t>(value);
+    if (name == "engine") o.engine = narrow;
+    else if (name == "direct") o.direct = narrow;
+    else if (name == "queue_depth") o.queue_depth = narrow;
+    else if (name == "io_workers") o.io_workers = narrow;
+    else if (name == "bounce_buffers") o.bounce_buffers = narrow;
+    else if (name == "capacity_bytes") o.capacity_bytes = value;
+    else if (name == "segment_bytes") o.segment_bytes = value;
+    else if (name == "object_bytes_hint") o.object_bytes_hint = value;
+    else if (name == "free_space_floor") o.free_space_floor = value;
+    else if (name == "flush_bytes") o.flush_bytes = value;
+    else if (name == "flush_milliseconds") o.flush_milliseconds = narrow;
+    else if (name == "verify_reads") o.verify_reads = narrow;
+    else throw py::value_error("unknown store option: " + name);
+  }
+  return o;
+}
+
+class Store {
+ public:
+  Store(const std::string& folder, const py::dict& settings, bool create) {
+    const tardis_options options = make_options(settings);
+    tardis_store* raw = nullptr;
+    Text error;
+    tardis_code code;
+    {
+      const py::gil_scoped_release release;
+      code = tardis_open(folder.c_str(), &options, create, &raw, &error.text);
+    }
+    check(code, error);
+    store_.reset(raw);
+  }
+
+  std::uint32_t open_namespace(const py::bytes& fingerprint, const std::string& description, std::uint32_t parts,
+                               const std::vector<std::uint64_t>& region_bytes) {
+    const auto id = static_cast<std::string>(fingerprint);
+    if (id.size() != TARDIS_FINGERPRINT_BYTES) throw py::value_error("fingerprint: expected 16 bytes");
+    const tardis_object_layout layout = make_layout(parts, region_bytes);
+    std::uint32_t handle = 0;
+    Text error;
+    tardis_code code;
+    {
+      const py::gil_scoped_release release;
+      code = tardis_namespace_open(store_.get(), reinterpret_cast<const std::uint8_t*>(id.data()), description.c_str(),
+                                   &layout, &handle, &error.text);
+    }
+    check(code, error);
+    const std::lock_guard lock(pieces_mutex_);
+    if (pieces_.size() <= handle) pieces_.resize(handle + 1);
+    pieces_[handle] = std::size_t{parts} * region_bytes.size();
+    return handle;
+  }
+
+  std::size_t lookup(std::uint32_t handle, const Bytes2d& hashes) {
+    const std::size_t n = count_hashes(hashes);
+    const std::uint8_t* data = hashes.data();
+    std::size_t run = 0;
+    tardis_code code;
+    {
+      const py::gil_scoped_release release;
+      code = tardis_lookup(store_.get(), handle, data, n, &run);
+    }
+    check(code, {});
+    return run;
+  }
+
+  // (ok, code, message): pages may be missing from ok with a reason, which is not an exception.
+  py::tuple set(std::uint32_t handle, const Bytes2d& hashes, const Pieces& pieces, const std::optional<py::bytes>& parent) {
+    const std::size_t n = count_hashes(hashes);
+    check_pieces(handle, pieces, n);
+    const std::string previous = parent ? static_cast<std::string>(*parent) : std::string();
+    if (parent && previous.size() != TARDIS_HASH_BYTES) throw py::value_error("parent: expected 32 bytes");
+    py::array_t<bool> ok(static_cast<py::ssize_t>(n));
+    auto* flags = reinterpret_cast<std::uint8_t*>(ok.mutable_data());
+    const std::uint8_t* keys = hashes.data();
+    const std::uint64_t* addresses = pieces.data();
+    Text error;
+    tardis_code code;
+    {
+      const py::gil_scoped_release release;
+      code = tardis_set(store_.get(), handle, keys,
+                        parent ? reinterpret_cast<const std::uint8_t*>(previous.data()) : nullptr, addresses, n, flags,
+                        &error.text);
+    }
+    return py::make_tuple(ok, static_cast<int>(code), error.str());
+  }
+
+  py::tuple get(std::uint32_t handle, const Bytes2d& hashes, const Pieces& pieces) {
+    const std::size_t n = count_hashes(hashes);
+    check_pieces(handle, pieces, n);
+    py::array_t<bool> ok(static_cast<py::ssize_t>(n));
+    auto* flags = reinterpret_cast<std::uint8_t*>(ok.mutable_data());
+    const std::uint8_t* keys = hashes.data();
+    const std::uint64_t* addresses = pieces.data();
+    Text error;
+    tardis_code code;
+    {
+      const py::gil_scoped_release release;
+      code = tardis_get(store_.get(), handle, keys, addresses, n, flags, &error.text);
+    }
+    return py::make_tuple(ok, static_cast<int>(code), error.str());
+  }
+
+  void flush() {
+    Text error;
+    tardis_code code;
+    {
+      const py::gil_scoped_release release;
+      code = tardis_flush(store_.get(), &error.text);
+    }
+    check(code, error);
+  }
+
+  std::uint64_t clear(std::uint32_t handle) {
+    std::uint64_t pages = 0;
+    Text error;
+    tardis_code code;
+    {
+      const py::gil_scoped_release release;
+      code = tardis_clear(store_.get(), handle, &pages, &error.text);
+    }
+    check(code, error);
+    return pages;
+  }
+
+  void close() {
+    Text error;
+    tardis_code code;
+    {
+      const py::gil_scoped_release release;
+      code = tardis_close(store_.get(), &error.text);
+    }
+    check(code, error);
+  }
+
+  std::string path_report() {
+    Text json;
+    check(tardis_path_report(store_.get(), &json.text), {});
+    return json.str();
+  }
+
+  py::dict stats() {
+    tardis_stats s;
+    tardis_get_stats(store_.get(), &s);
+    py::dict d;
+#define TARDIS_PUT(field) d[#field] = s.field
+    TARDIS_PUT(capacity_bytes);
+    TARDIS_PUT(allocated_bytes);
+    TARDIS_PUT(payload_bytes);
+    TARDIS_PUT(slots_total);
+    TARDIS_PUT(slots_live);
+    TARDIS_PUT(slots_free);
+    TARDIS_PUT(slots_quarantined);
+    TARDIS_PUT(slots_writing);
+    TARDIS_PUT(segments);
+    TARDIS_PUT(segments_unreadable);
+    TARDIS_PUT(set_calls);
+    TARDIS_PUT(set_pages);
+    TARDIS_PUT(set_pages_written);
+    TARDIS_PUT(set_pages_present);
+    TARDIS_PUT(set_pages_dropped);
+    TARDIS_PUT(set_pages_failed);
+    TARDIS_PUT(set_bytes);
+    TARDIS_PUT(get_calls);
+    TARDIS_PUT(get_pages);
+    TARDIS_PUT(get_pages_hit);
+    TARDIS_PUT(get_pages_missed);
+    TARDIS_PUT(get_pages_raced);
+    TARDIS_PUT(get_pages_torn);
+    TARDIS_PUT(get_pages_corrupt);
+    TARDIS_PUT(get_pages_failed);
+    TARDIS_PUT(get_bytes);
+    TARDIS_PUT(lookups);
+    TARDIS_PUT(lookup_pages);
+    TARDIS_PUT(lookup_hit_pages);
+    TARDIS_PUT(evicted_pages);
+    TARDIS_PUT(evicted_bytes);
+    TARDIS_PUT(cleared_pages);
+    TARDIS_PUT(flush_groups);
+    TARDIS_PUT(flush_failures);
+    TARDIS_PUT(flush_unpublished_pages);
+    TARDIS_PUT(durable_group);
+    TARDIS_PUT(recovered_pages);
+    TARDIS_PUT(recovered_verified);
+    TARDIS_PUT(recovered_rejected);
+    TARDIS_PUT(io_reads);
+    TARDIS_PUT(io_writes);
+    TARDIS_PUT(io_read_bytes);
+    TARDIS_PUT(io_written_bytes);
+    TARDIS_PUT(io_errors);
+    TARDIS_PUT(io_peak_in_flight);
+    TARDIS_PUT(bounced_requests);
+    TARDIS_PUT(bounced_bytes);
+    TARDIS_PUT(set_nanoseconds);
+    TARDIS_PUT(get_nanoseconds);
+#undef TARDIS_PUT
+    return d;
+  }
+
+ private:
+  struct Destroy {
+    void operator()(tardis_store* store) const { tardis_destroy(store); }
+  };
+
+  void check_pieces(std::uint32_t handle, const Pieces& pieces, std::size_t n) {
+    std::size_t expected = 0;
+    {
+      const std::lock_guard lock(pieces_mutex_);
+      if (handle >= pieces_.size()) throw py::value_error("namespace handle: not opened");
+      expected = pieces_[handle];
+    }
+    if (pieces.ndim() != 2 || static_cast<std::size_t>(pieces.shape(0)) != n ||
+        static_cast<std::size_t>(pieces.shape(1)) != expected) {
+      throw py::value_error("pieces: expected a C-contiguous uint64 array of shape (" + std::to_string(n) + ", " +
+                            std::to_string(expected) + ")");
+    }
+  }
+
+  std::unique_ptr<tardis_store, Destroy> store_;
+  std::mutex pieces_mutex_;
+  std::vector<std::size_t> pieces_;  // parts * regions, by namespace handle
+};
+
+std::string probe(const std::string& folder, const py::dict& settings) {
+  const tardis_options options = make_options(settings);
+  Text json, error;
+  tardis_code code;
+  {
+    const py::gil_scoped_release release;
+    code = tardis_probe(folder.c_str(), &options, &json.text, &error.text);
+  }
+  check(code, error);
+  return json.str();
+}
+
+std::string inspect(const std::string& folder) {
+  Text json, error;
+  tardis_code code;
+  {
+    const py::gil_scoped_release release;
+    code = tardis_inspect(folder.c_str(), &json.text, &error.text);
+  }
+  check(code, error);
+  return json.str();
+}
+
+using Progress = std::function<bool(std::uint64_t, std::uint64_t)>;
+
+int call_progress(void* context, std::uint64_t done, std::uint64_t total) {
+  const py::gil_scoped_acquire acquire;
+  try {
+    return (*static_cast<Progress*>(context))(done, total) ? 0 : 1;
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("verify progress");
+    return 1;
+  }
+}
+
+py::tuple verify(const std::string& folder, bool repair, const std::optional<Progress>& progress) {
+  tardis_verify_report r{};
+  Text problems, error;
+  Progress callback = progress.value_or(Progress());
+  tardis_code code;
+  {
+    const py::gil_scoped_release release;
+    code = tardis_verify(folder.c_str(), repair, progress ? &call_progress : nullptr, &callback, &r, &problems.text,
+                         &error.text);
+  }
+  check(code, error);
+  py::dict d;
+  d["segments"] = r.segments;
+  d["slots"] = r.slots;
+  d["objects"] = r.objects;
+  d["bytes"] = r.bytes;
+  d["bad_headers"] = r.bad_headers;
+  d["bad_payloads"] = r.bad_payloads;
+  d["torn"] = r.torn;
+  d["unreadable_segments"] = r.unreadable_segments;
+  d["free_slots"] = r.free_slots;
+  d["quarantined"] = r.quarantined;
+  return py::make_tuple(d, problems.str());
+}
+
+std::uint64_t digest(std::uint32_t parts, const std::vector<std::uint64_t>& region_bytes, const Pieces& pieces) {
+  const tardis_object_layout layout = make_layout(parts, region_bytes);
+  if (static_cast<std::size_t>(pieces.size()) != std::size_t{parts} * region_bytes.size()) {
+    throw py::value_error("pieces: expected parts * regions addresses");
+  }
+  const std::uint64_t* addresses = pieces.data();
+  std::uint64_t root = 0;
+  tardis_code code;
+  {
+    const py::gil_scoped_release release;
+    code = tardis_digest(&layout, addresses, nullptr, nullptr, &root);
+  }
+  check(code, {});
+  return root;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Binding of the tardis core (use sglang_tardis.store)";
+  m.attr("version") = tardis_version();
+  m.attr("ALL_NAMESPACES") = UINT32_MAX;
+  static py::exception<CoreError> core_error(m, "CoreError");
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const CoreError& error) {
+      PyErr_SetObject(core_error.ptr(), py::make_tuple(static_cast<int>(error.code), error.what()).ptr());
+    }
+  });
+  py::class_<Store>(m, "Store")
+      .def(py::init<const std::string&, const py::dict&, bool>(), py::arg("folder"), py::arg("settings"), py::arg("create"))
+      .def("open_namespace", &Store::open_namespace)
+      .def("lookup", &Store::lookup, py::arg("handle"), py::arg("hashes").noconvert())
+      .def("set", &Store::set, py::arg("handle"), py::arg("hashes").noconvert(), py::arg("pieces").noconvert(),
+           py::arg("parent"))
+      .def("get", &Store::get, py::arg("handle"), py::arg("hashes").noconvert(), py::arg("pieces").noconvert())
+      .def("flush", &Store::flush)
+      .def("clear", &Store::clear)
+      .def("close", &Store::close)
+      .def("path_report", &Store::path_report)
+      .def("stats", &Store::stats);
+  m.def("probe", &probe);
+  m.def("inspect", &inspect);
+  m.def("verify", &verify);
+  m.def("digest", &digest, py::arg("parts"), py::arg("region_bytes"), py::arg("pieces").noconvert());
+}

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed face of the C++ object store. Every call that does work releases the GIL.
+
+A store keeps objects: the bytes of one KV page of one namespace, found by a 256-bit block hash. See docs/on-disk-format.md for
+what lies on disk and `cpp/include/tardis/tardis.h` for what each call promises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sglang_tardis import _core
+
+__all__ = [
+    "Namespace",
+    "ObjectLayout",
+    "Store",
+    "StoreBusyError",
+    "StoreClosedError",
+    "StoreFormatError",
+    "StoreOptions",
+    "StoreSettingError",
+    "TardisError",
+    "digest",
+    "inspect",
+    "probe",
+    "verify",
+]
+
+HashArray = npt.NDArray[np.uint8]
+PieceArray = npt.NDArray[np.uint64]
+
+_CODES = (
+    "ok",
+    "invalid_argument",
+    "not_found",
+    "io",
+    "corrupt",
+    "busy",
+    "no_space",
+    "unsupported_format",
+    "permission",
+    "closed",
+    "internal",
+)
+
+
+class TardisError(Exception):
+    """The store refused or failed; the message says what was expected, what was found and what to do.
+
+    Attributes:
+        code: one of invalid_argument, not_found, io, corrupt, busy, no_space, unsupported_format, permission, closed, internal.
+    """
+
+    def __init__(self, message: str, code: str = "internal") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StoreBusyError(TardisError):
+    """Another process holds the store."""
+
+
+class StoreFormatError(TardisError):
+    """The bytes on disk were written by a newer release, or are not a store."""
+
+
+class StoreSettingError(TardisError, ValueError):
+    """A setting or an argument is wrong; the message names it."""
+
+
+class StoreClosedError(TardisError):
+    """The store was closed."""
+
+
+_ERRORS: dict[str, type[TardisError]] = {
+    "invalid_argument": StoreSettingError,
+    "busy": StoreBusyError,
+    "unsupported_format": StoreFormatError,
+    "corrupt": StoreFormatError,
+    "closed": StoreClosedError,
+}
+
+
+def _error(code: int, message: str) -> TardisError:
+    name = _CODES[code] if 0 <= code < len(_CODES) else "internal"
+    return _ERRORS.get(name, TardisError)(message or name, name)
+
+
+class _translated:
+    """Context: the core's exceptions leave as this module's."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, _core.CoreError):
+            raise _error(*error.args) from None
+
+
+class ObjectLayout(msgspec.Struct, frozen=True):
+    """How one object lies in memory: `parts` parts (layers), each of the same regions (K and V, or one).
+
+    Attributes:
+        parts: number of parts, >= 1.
+        region_bytes: bytes of each region of one part, in stored order; 1 to 4 regions.
+    """
+
+    parts: int
+    region_bytes: tuple[int, ...]
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of one object, without padding."""
+        return self.parts * sum(self.region_bytes)
+
+
+class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a store; sglang_tardis.config documents each. Bytes, unless the name says else; 0 = automatic."""
+
+    capacity_bytes: int = 0
+    segment_bytes: int = 0
+    object_bytes_hint: int = 0
+    free_space_floor: int = 2 << 30
+    engine: Literal["auto", "io_uring", "sync"] = "auto"
+    direct_io: Literal["auto", "on", "off"] = "auto"
+    queue_depth: int = 128
+    io_workers: int = 0
+    bounce_buffers: int = 32
+    flush_bytes: int = 256 << 20
+    flush_milliseconds: int = 50
+    verify_reads: bool = True
+
+    def _settings(self) -> dict[str, int]:
+        settings = msgspec.structs.asdict(self)
+        settings["engine"] = ("auto", "io_uring", "sync").index(self.engine)
+        settings["direct"] = ("auto", "on", "off").index(settings.pop("direct_io"))
+        return settings
+
+
+class Namespace:
+    """The objects of one identity (model, weights, dtype, layout, ...). Made by `Store.namespace`."""
+
+    def __init__(self, store: Store, handle: int, layout: ObjectLayout) -> None:
+        self._store = store
+        self._core = store._core
+        self._handle = handle
+        self.layout = layout
+
+    def lookup(self, hashes: HashArray) -> int:
+        """Length of the leading run of stored hashes. No I/O.
+
+        Args:
+            hashes: (n, 32) uint8, C-contiguous.
+
+        Raises:
+            StoreClosedError: the store was closed.
+        """
+        with _translated():
+            return self._core.lookup(self._handle, hashes)
+
+    def set(self, hashes: HashArray, pieces: PieceArray, parent: bytes | None = None) -> npt.NDArray[np.bool_]:
+        """Store objects; their memory may be reused when the call returns. Durable after the next flush group.
+
+        Args:
+            hashes: (n, 32) uint8; hashes[i - 1] is the prefix of hashes[i].
+            pieces: (n, parts * regions) uint64 addresses, [part][region].
+            parent: 32-byte hash before hashes[0], if known.
+
+        Returns:
+            (n,) bool, True...True False...False. `store.last_problem` says why a suffix is missing.
+
+        Raises:
+            StoreSettingError, StoreClosedError: nothing was stored.
+        """
+        ok, code, message = self._core.set(self._handle, hashes, pieces, parent)
+        self._store._note(code, message)
+        return ok
+
+    def get(self, hashes: HashArray, pieces: PieceArray) -> npt.NDArray[np.bool_]:
+        """Load objects into memory and verify them against their digests.
+
+        Args:
+            hashes: (n, 32) uint8.
+            pieces: (n, parts * regions) uint64 addresses, [part][region].
+
+        Returns:
+            (n,) bool; the memory of a False page has undefined contents. Pages after the first absent one are not read.
+
+        Raises:
+            StoreSettingError, StoreClosedError: nothing was read.
+        """
+        ok, code, message = self._core.get(self._handle, hashes, pieces)
+        self._store._note(code, message)
+        return ok
+
+    def clear(self) -> int:
+        """Delete every object of this namespace, durably; returns how many were published."""
+        with _translated():
+            return self._core.clear(self._handle)
+
+
+class Store:
+    """The object store in one folder, used by this process alone.
+
+    Args:
+        path: folder; made when missing.
+        options: see StoreOptions.
+        create: make the store when the folder holds none.
+
+    Raises:
+        StoreBusyError: another process holds it. StoreFormatError: foreign or newer. StoreSettingError: a setting is wrong.
+        TardisError: the operating system refused (code permission, no_space, io).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], options: StoreOptions | None = None, *, create: bool = True) -> None:
+        with _translated():
+            self._core = _core.Store(os.fspath(path), (options or StoreOptions())._settings(), create)
+        self.path = os.fspath(path)
+        self.last_problem: TardisError | None = None
+        self._report: dict[str, Any] = json.loads(self._core.path_report())
+
+    def _note(self, code: int, message: str) -> None:
+        if code == 0:
+            return
+        error = _error(code, message)
+        if isinstance(error, StoreClosedError | StoreSettingError):
+            raise error
+        self.last_problem = error
+
+    def namespace(self, fingerprint: bytes, description: str, layout: ObjectLayout) -> Namespace:
+        """Open a namespace and write its readable description beside the data.
+
+        Args:
+            fingerprint: 16 bytes.
+            description: JSON text that the fingerprint was made from.
+            layout: of its objects.
+
+        Raises:
+            StoreSettingError: an object does not fit a segment, or the fingerprint already stands for something else.
+        """
+        with _translated():
+            handle = self._core.open_namespace(fingerprint, description, layout.parts, list(layout.region_bytes))
+        return Namespace(self, handle, layout)
+
+    def flush(self) -> None:
+        """Return when everything stored before the call is durable. Raises TardisError if the device failed."""
+        with _translated():
+            self._core.flush()
+
+    def clear(self) -> int:
+        """Delete every object of every namespace, durably; returns how many were published."""
+        with _translated():
+            return self._core.clear(_core.ALL_NAMESPACES)
+
+    def stats(self) -> dict[str, int]:
+        """Counters and sizes (fields of tardis_stats). No I/O; works after close()."""
+        return self._core.stats()
+
+    def path_report(self) -> dict[str, Any]:
+        """The path in use as the start-up self-test found it, and notes of the recovery."""
+        return self._report
+
+    def close(self) -> None:
+        """Wait for calls in flight, flush, mark the store clean and release it. Idempotent."""
+        with _translated():
+            self._core.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the files of a store say, read without its lock. Raises TardisError (not_found, unsupported_format, ...)."""
+    with _translated():
+        return json.loads(_core.inspect(os.fspath(path)))
+
+
+def probe(path: str | os.PathLike[str], options: StoreOptions | None = None) -> dict[str, Any]:
+    """Run the storage self-test in a folder: the engine and alignments a store there would use, and why."""
+    with _translated():
+        return json.loads(_core.probe(os.fspath(path), (options or StoreOptions())._settings()))
+
+
+def verify(
+    path: str | os.PathLike[str], *, repair: bool = False, progress: Callable[[int, int], bool] | None = None
+) -> tuple[dict[str, int], list[str]]:
+    """Read every header and payload of a store that no process uses.
+
+    Args:
+        path: the store's folder.
+        repair: quarantine corrupt objects, free broken headers and torn objects.
+        progress: called with (bytes done, bytes in all); False stops.
+
+    Returns:
+        Counts (fields of tardis_verify_report) and readable problem lines (at most 1000).
+
+    Raises:
+        StoreBusyError: a process uses it. TardisError: no store there, stopped, or the device failed.
+    """
+    with _translated():
+        report, problems = _core.verify(os.fspath(path), repair, progress)
+    return report, json.loads(problems)
+
+
+def digest(layout: ObjectLayout, pieces: PieceArray) -> int:
+    """Root digest of one object in memory; pieces: (parts * regions,) uint64 addresses."""
+    with _translated():
+        return _core.digest(layout.parts, list(layout.region_bytes), pieces)
