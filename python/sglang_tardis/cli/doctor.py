@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tardis doctor`: which path a server on this machine would use for its I/O, and why."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from .. import __version__
+from ..config import ENVIRONMENT_VARIABLE, ConfigError, TardisConfig, load_config
+from .errors import EXIT_OK, EXIT_PROBLEMS
+from .render import human_bytes, printable
+
+_SEAMS_TIMEOUT_SECONDS = 300
+_SEAMS_MARK = "tardis-doctor-seams "
+_SEAMS_PROGRAM = f"""
+import json
+from sglang_tardis.sglang.plugin import check_seams
+seams = [[seam.name, bool(seam.ok), str(seam.detail)] for seam in check_seams()]
+print("\\n{_SEAMS_MARK}" + json.dumps(seams), flush=True)
+"""
+_IO_URING_SETUP = 425  # the same number on every architecture
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "note", "problem"]
+    """"problem": a server would not start or would not store; "note": worth knowing."""
+    detail: str
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Add the command's arguments."""
+    parser = commands.add_parser(
+        "doctor",
+        help="find out how I/O will be done, and why",
+        description="Test the storage path and what surrounds it. Writes and removes one small file in the folder; "
+        "starts no server. Exit status: 0 usable, 1 a problem was found.",
+    )
+    parser.add_argument("--path", metavar="PATH", help="folder of the store; by default the configured one")
+    parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings as they come."""
+    findings = []
+    for finding in examine(args.path):
+        findings.append(finding)
+        if not args.json:
+            print(f"{finding.status:8} {finding.name:20} {printable(finding.detail)}", flush=True)
+    usable = all(finding.status != "problem" for finding in findings)
+    if args.json:
+        print(json.dumps({"usable": usable, "findings": msgspec.to_builtins(findings)}, indent=2))
+    return EXIT_OK if usable else EXIT_PROBLEMS
+
+
+def examine(path: str | None) -> Iterator[Finding]:
+    """Everything that is looked at, in order."""
+    yield Finding("tardis", "ok", f"{__version__} on Python {platform.python_version()}, Linux {platform.release()}")
+    config, finding = _configuration(path)
+    yield finding
+    if config is not None:
+        yield from _storage(config)
+    yield _io_uring()
+    yield _shared_memory()
+    yield _gpu()
+    yield from _sglang()
+
+
+def _configuration(path: str | None) -> tuple[TardisConfig | None, Finding]:
+    try:
+        config = load_config({"path": path} if path is not None else None)
+    except ConfigError as error:
+        return None, Finding("configuration", "problem", str(error))
+    source = (
+        "--path" if path is not None else ENVIRONMENT_VARIABLE if os.environ.get(ENVIRONMENT_VARIABLE) else "defaults"
+    )
+    return config, Finding("configuration", "ok", f"store at {config.path} (from {source})")
+
+
+def _storage(config: TardisConfig) -> Iterator[Finding]:
+    folder = Path(config.path)
+    tested = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    where = f"{folder}" if tested == folder else f"{tested}, since {folder} does not exist yet,"
+    try:
+        space = os.statvfs(tested)
+    except OSError as error:
+        yield Finding("folder", "problem", f"{tested}: {error.strerror}")
+        return
+    free = space.f_bavail * space.f_frsize
+    writable = os.access(tested, os.W_OK | os.X_OK)
+    floor = config.free_space_floor_bytes
+    if not writable:
+        yield Finding("folder", "problem", f"{tested} is not writable by this user")
+    elif free <= floor:
+        yield Finding(
+            "folder",
+            "problem",
+            f"{human_bytes(free)} free in {tested}, not more than free_space_floor ({human_bytes(floor)})",
+        )
+    else:
+        yield Finding("folder", "ok", f"{human_bytes(free)} free in {tested}, {human_bytes(floor)} of it kept free")
+    try:
+        from ..store import TardisError, inspect, probe
+    except ImportError as error:
+        yield Finding("core", "problem", f"the C++ core cannot be loaded ({error}); reinstall the package")
+        return
+    if writable:
+        try:
+            report = probe(str(tested), config.store_options())
+            yield Finding("storage path", "ok", f"self-test in {where} chose: {_path_in_words(report)}")
+        except TardisError as error:
+            yield Finding("storage path", "problem", str(error))
+    if tested != folder:
+        yield Finding("store", "note", f"none at {folder} yet; a server will make one")
+        return
+    try:
+        facts = inspect(str(folder))
+    except TardisError as error:
+        status = "note" if getattr(error, "code", "") == "not_found" else "problem"
+        yield Finding("store", status, str(error))
+        return
+    owner = f"in use by {facts['owner']}" if facts.get("owner") else "in use by nobody"
+    yield Finding(
+        "store",
+        "ok",
+        f"{facts['objects']} pages, {human_bytes(facts['payload_bytes'])} of {human_bytes(facts['capacity_bytes'])}, "
+        f"{owner}",
+    )
+
+
+def _path_in_words(report: dict) -> str:
+    direct = "O_DIRECT" if report["direct_io"] else "through the page cache"
+    return f"{report['engine']}, {direct}, on {report['filesystem']}; why: {report['reason']}"
+
+
+def _io_uring() -> Finding:
+    """Ask the kernel for a ring, the only way to see seccomp filters as well as settings."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parameters = ctypes.create_string_buffer(120)  # struct io_uring_params, zeroed
+    ring = libc.syscall(ctypes.c_long(_IO_URING_SETUP), ctypes.c_uint(1), parameters)
+    if ring >= 0:
+        os.close(ring)
+        return Finding("io_uring", "ok", "the kernel gives this process a ring")
+    code = ctypes.get_errno()
+    why = {
+        errno.ENOSYS: "the kernel has no io_uring, or a sandbox hides it",
+        errno.EPERM: "forbidden: a seccomp filter (containers) or the sysctl kernel.io_uring_disabled",
+        errno.ENOMEM: "not enough lockable memory (ulimit -l)",
+    }.get(code, os.strerror(code))
+    return Finding("io_uring", "note", f"not available: {why}; a pool of threads does the I/O instead")
+
+
+def _shared_memory() -> Finding:
+    try:
+        space = os.statvfs("/dev/shm")
+    except OSError as error:
+        return Finding(
+            "/dev/shm", "note", f"{error.strerror}; this release of tardis does not use it, torch and NCCL do"
+        )
+    size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    return Finding(
+        "/dev/shm",
+        "ok",
+        f"{human_bytes(free)} free of {human_bytes(size)} (this release of tardis does not use it, torch and NCCL do)",
+    )
+
+
+def _gpu() -> Finding:
+    """What the drivers say; torch is not asked, because it need not be installed."""
+    names = []
+    for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            lines = information.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    if names:
+        return Finding("GPU", "ok", f"{len(names)}: {', '.join(sorted(set(names)))}")
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        return Finding("GPU", "ok", "NVIDIA device present (the driver does not tell its name here)")
+    if Path("/dev/kfd").exists():
+        return Finding("GPU", "note", "AMD device present; tardis has not been tested with it")
+    return Finding("GPU", "note", "none found; the store does not need one, SGLang usually does")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _sglang() -> Iterator[Finding]:
+    version = _version("sglang")
+    if version is None:
+        yield Finding("SGLang", "note", "not installed in this Python environment")
+        return
+    yield Finding("SGLang", "ok", f"{version}, torch {_version('torch') or 'not installed'}")
+    # In another process: importing SGLang is slow, prints, and must not be able to take this command down with it.
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", _SEAMS_PROGRAM],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SEAMS_TIMEOUT_SECONDS,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding("seams", "problem", f"SGLang did not finish importing within {_SEAMS_TIMEOUT_SECONDS} s")
+        return
+    lines = [line for line in result.stdout.splitlines() if line.startswith(_SEAMS_MARK)]
+    if result.returncode or not lines:
+        tail = (result.stderr.strip() or "no output").splitlines()[-1]
+        yield Finding("seams", "problem", f"could not be checked (exit status {result.returncode}): {tail[:300]}")
+        return
+    for name, ok, detail in json.loads(lines[-1][len(_SEAMS_MARK) :]):
+        yield Finding(f"seam {name}", "ok" if ok else "problem", detail)

@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: the one place where each is named, typed, bounded, defaulted and documented.
+
+docs/configuration.md is generated from `TardisConfig` (`python -m sglang_tardis.cli.config_docs --write <file>`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+if TYPE_CHECKING:
+    from .store import StoreOptions
+
+ENVIRONMENT_VARIABLE = "TARDIS_CONFIG"
+EXTRA_CONFIG_FLAG = "--hicache-storage-backend-extra-config"
+
+SGLANG_KEYS: Mapping[str, str] = {
+    "prefetch_threshold": "SGLang: shortest prefix, in tokens, that is fetched from storage",
+    "prefetch_timeout_base": "SGLang: fetch time-out, constant part in seconds",
+    "prefetch_timeout_per_ki_token": "SGLang: fetch time-out, seconds per 1024 tokens",
+    "prefetch_timeout_max": "SGLang 0.5.16: upper bound of the fetch time-out in seconds",
+    "hicache_storage_pass_prefix_keys": "SGLang: pass the keys of earlier pages to the backend",
+    "tp_lcm_size": "SGLang: split heads so that several TP sizes can share pages (page_head layout)",
+    "file_storage_path": "SGLang adds it by itself when --file-storage-path is given; for its own `file` backend",
+    "allocator": "SGLang: host memory allocator of the `dynamic` backend",
+    "backend_name": "SGLang: `dynamic` backend, its name",
+    "module_path": "SGLang: `dynamic` backend, module to import",
+    "class_name": "SGLang: `dynamic` backend, class in that module",
+    "interface_v1": "SGLang: `dynamic` backend, use the zero-copy calls",
+}
+"""Keys of the extra config that belong to SGLang; they pass through, whether or not SGLang has taken them out."""
+
+_MAX_BYTES = 2**63 - 1
+_MAX_CONFIG_FILE_BYTES = 1 << 20
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _UNITS[f"{_letter}b"] = 1000**_power
+    _UNITS[f"{_letter}ib"] = 1024**_power
+_SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", re.ASCII)
+_SIZE_HELP = 'bytes as an integer, or text with a unit such as "200GiB" (2^30) or "1.5 TB" (10^12)'
+
+
+class ConfigError(ValueError):
+    """A setting is unknown or wrong; the message names key, value, source and what is allowed."""
+
+
+def parse_size(value: int | str) -> int:
+    """Bytes from an integer, or from text with a unit: B, kB ... PB (powers of 1000), KiB ... PiB (powers of 1024).
+
+    Units are taken in any case; fractions are rounded down to whole bytes. A bare letter ("200G") is refused because
+    tools disagree on what it means. Raises ValueError.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"expected {_SIZE_HELP}, got {type(value).__name__}")
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        if match is None:
+            raise ValueError("not a size")
+        number, unit = match.groups()
+        factor = _UNITS.get(unit.lower())
+        if factor is None:
+            raise ValueError(f"unknown unit {unit!r}")
+        value = int(Fraction(number) * factor)
+    if not 0 <= value <= _MAX_BYTES:
+        raise ValueError(f"out of range, expected 0 ... {_MAX_BYTES} bytes")
+    return value
+
+
+def _size(description: str, *, auto: bool = False, minimum: int = 0) -> Meta:
+    return Meta(description=description, extra={"size": True, "auto": auto, "minimum": minimum})
+
+
+class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every setting of sglang-tardis. Make one with `load_config`, which checks and expands values."""
+
+    path: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Folder of the store; made if missing. `~` and environment variables are expanded, after which "
+            "it must be absolute. Put it on local NVMe.",
+        ),
+    ] = "~/.cache/sglang-tardis"
+    capacity: Annotated[
+        int | str,
+        _size(
+            "Hard cap on what the store allocates on disk. `0` or `auto`: the smaller of 100 GiB and half of the free "
+            "space; for an existing store, what it has.",
+            auto=True,
+        ),
+    ] = "auto"
+    segment_size: Annotated[
+        int | str,
+        _size(
+            "Size of a data file. `0` or `auto`: capacity / 256, within 4 MiB ... 1 GiB, more where one page would not "
+            "fit.",
+            auto=True,
+        ),
+    ] = "auto"
+    free_space_floor: Annotated[
+        int | str,
+        _size("Space that always stays free on the file system; the store stops growing before it goes below."),
+    ] = "2GiB"
+    engine: Annotated[
+        Literal["auto", "io_uring", "sync"],
+        Meta(
+            description="How I/O is submitted. `auto` takes io_uring if a self-test in the folder succeeds, else a "
+            "pool of threads (`sync`). Asking for io_uring where it does not work is an error."
+        ),
+    ] = "auto"
+    direct_io: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="O_DIRECT, which bypasses the page cache. `auto` uses it where the file system takes it; `on` "
+            "makes its absence an error."
+        ),
+    ] = "auto"
+    queue_depth: Annotated[int, Meta(ge=1, le=4096, description="I/O requests in flight.")] = 128
+    io_workers: Annotated[
+        int, Meta(ge=0, le=256, description="Threads of the `sync` engine. `0`: the smaller of 16 and the CPUs.")
+    ] = 0
+    bounce_buffers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description="Aligned buffers for memory that O_DIRECT cannot reach. Bounced requests are counted.",
+        ),
+    ] = 32
+    flush_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=60_000,
+            description="Written pages become durable after at most this many milliseconds; a crash loses newer ones.",
+        ),
+    ] = 50
+    flush_bytes: Annotated[
+        int | str,
+        _size("Written pages become durable before the interval ends once this much is waiting.", minimum=1),
+    ] = "256MiB"
+    verify_reads: Annotated[
+        bool,
+        Meta(
+            description="Check the digests of every page that is read. `false` is for measurements only: corrupt bytes "
+            "would be served."
+        ),
+    ] = True
+    weights_revision: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        Meta(
+            description="Names the weights yourself instead of the fingerprint of the checkpoint's files. Pages stored "
+            "under one name are served under it: change the name whenever the weights change.",
+        ),
+    ] = None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """`capacity` in bytes; 0 for automatic."""
+        return _size_value(self.capacity)
+
+    @property
+    def segment_bytes(self) -> int:
+        """`segment_size` in bytes; 0 for automatic."""
+        return _size_value(self.segment_size)
+
+    @property
+    def free_space_floor_bytes(self) -> int:
+        """`free_space_floor` in bytes."""
+        return _size_value(self.free_space_floor)
+
+    @property
+    def flush_group_bytes(self) -> int:
+        """`flush_bytes` in bytes."""
+        return _size_value(self.flush_bytes)
+
+    def store_options(self, object_bytes_hint: int = 0) -> StoreOptions:
+        """Options for `store.Store`; `object_bytes_hint` is the size in bytes of the largest page to be stored."""
+        from .store import StoreOptions
+
+        return StoreOptions(
+            capacity_bytes=self.capacity_bytes,
+            segment_bytes=self.segment_bytes,
+            object_bytes_hint=object_bytes_hint,
+            free_space_floor=self.free_space_floor_bytes,
+            engine=self.engine,
+            direct_io=self.direct_io,
+            queue_depth=self.queue_depth,
+            io_workers=self.io_workers,
+            bounce_buffers=self.bounce_buffers,
+            flush_bytes=self.flush_group_bytes,
+            flush_milliseconds=self.flush_interval_ms,
+            verify_reads=self.verify_reads,
+        )
+
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(TardisConfig)}
+
+
+def _meta(name: str) -> Meta:
+    return next(part for part in _FIELDS[name].type.__metadata__ if isinstance(part, Meta))
+
+
+def is_size(name: str) -> bool:
+    """Whether a setting is a size in bytes that may be written with a unit."""
+    return bool((_meta(name).extra or {}).get("size"))
+
+
+def takes_auto(name: str) -> bool:
+    """Whether a size may be "auto"."""
+    return bool((_meta(name).extra or {}).get("auto"))
+
+
+def allowed_values(name: str) -> str:
+    """What a setting takes, in words, for messages and the documentation."""
+    kind, meta = _FIELDS[name].type.__origin__, _meta(name)
+    if is_size(name):
+        return _SIZE_HELP + (', or "auto"' if takes_auto(name) else "")
+    if kind is bool:
+        return "true or false"
+    if kind is int:
+        return f"an integer from {meta.ge} to {meta.le}"
+    if kind is str:
+        return "text"
+    if getattr(kind, "__origin__", None) is Literal:
+        return "one of " + ", ".join(json.dumps(choice) for choice in kind.__args__)
+    inner = kind.__args__[0].__metadata__[0]  # text or None
+    return f"text of {inner.min_length} to {inner.max_length} characters, or null"
+
+
+def _size_value(value: int | str) -> int:
+    return 0 if isinstance(value, str) and value.strip().lower() == "auto" else parse_size(value)
+
+
+def _show(value: object) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of thousands of digits, a structure of thousands of levels
+        text = f"<{type(value).__name__} too large to show>"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check(key: str, value: object, source: str) -> Any:
+    """One value, checked against its field."""
+    try:
+        value = msgspec.convert(value, _FIELDS[key].type, strict=True)
+        if is_size(key):
+            size = _size_value(value) if takes_auto(key) else parse_size(value)
+            minimum = (_meta(key).extra or {}).get("minimum", 0)
+            if size < minimum:
+                raise ValueError(f"expected at least {minimum} bytes")
+    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(
+            f"setting {key!r} = {_show(value)} from {source}: {error}. Allowed: {allowed_values(key)}"
+        ) from None
+    return value
+
+
+def _check_keys(settings: Mapping[Any, Any], source: str, *, sglang_keys: bool) -> dict[str, Any]:
+    checked = {}
+    for key, value in settings.items():
+        if key in _FIELDS:
+            checked[key] = _check(key, value, source)
+        elif key in SGLANG_KEYS:
+            if not sglang_keys:
+                raise ConfigError(
+                    f"setting {key!r} = {_show(value)} from {source} belongs to SGLang, which does not read it there; "
+                    f"put it into {EXTRA_CONFIG_FLAG}"
+                )
+        else:
+            close = difflib.get_close_matches(str(key)[:80], _FIELDS, n=1)
+            hint = f"Did you mean {close[0]!r}? " if close else ""
+            raise ConfigError(
+                f"unknown setting {_show(key)} = {_show(value)} from {source}. {hint}Allowed: {', '.join(_FIELDS)}"
+            )
+    return checked
+
+
+def load_config(
+    extra_config: Mapping[str, Any] | str | None = None, environ: Mapping[str, str] | None = None
+) -> TardisConfig:
+    """Settings from the extra config, then `TARDIS_CONFIG`, then defaults; a key set earlier overrides that key only.
+
+    `extra_config` is what `--hicache-storage-backend-extra-config` holds: the mapping that SGLang gives to a backend,
+    or its text (JSON, or `@file` with a .json, .toml, .yaml or .yml name). SGLang's own keys in it are passed over.
+    `TARDIS_CONFIG` in `environ` (default: the process's) is JSON or `@file` likewise.
+
+    The result's `path` is absolute and expanded. Raises ConfigError for anything unknown, ill-typed or out of bounds.
+    """
+    environ = os.environ if environ is None else environ
+    sources: list[tuple[str, dict[str, Any]]] = []
+    if extra_config is not None:
+        source = EXTRA_CONFIG_FLAG
+        if isinstance(extra_config, str):
+            extra_config, source = _parse_text(extra_config, source)
+        if not isinstance(extra_config, Mapping):
+            raise ConfigError(f"{source}: expected a mapping of settings, got {type(extra_config).__name__}")
+        sources.append((source, _check_keys(extra_config, source, sglang_keys=True)))
+    text = environ.get(ENVIRONMENT_VARIABLE, "")
+    if text.strip():
+        settings, source = _parse_text(text, ENVIRONMENT_VARIABLE)
+        sources.append((source, _check_keys(settings, source, sglang_keys=False)))
+
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source, settings in sources:
+        for key, value in settings.items():
+            if key not in merged:
+                merged[key], origin[key] = value, source
+    config = TardisConfig(**merged)
+    return msgspec.structs.replace(
+        config, path=_expand_path(config.path, origin.get("path", "the default settings"), environ)
+    )
+
+
+def _parse_text(text: str, source: str) -> tuple[Mapping[str, Any], str]:
+    """Settings from JSON text or @file, and the source to name in messages."""
+    text = text.strip()
+    if not text:
+        return {}, source
+    parse: Callable[[str], Any] = _parse_json
+    if text.startswith("@"):
+        name = text[1:]
+        source = f"{source} (file {name})"
+        parsers = {".json": _parse_json, ".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_yaml}
+        suffix = os.path.splitext(name)[1].lower()
+        if suffix not in parsers:
+            raise ConfigError(
+                f"{source}: unknown kind of file {suffix!r}; expected a name ending in {', '.join(parsers)}"
+            )
+        parse = parsers[suffix]
+        text = _read_file(name, source)
+    try:
+        settings = parse(text)
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply") from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except ValueError as error:
+        hint = "" if "file" in source else '; expected JSON such as {"path": "/nvme/tardis"}, or @file'
+        raise ConfigError(f"{source}: cannot be parsed ({error}){hint}") from None
+    if settings is None:  # an empty YAML file
+        settings = {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{source}: expected an object of settings, got {_show(settings)}")
+    return settings, source
+
+
+def _read_file(name: str, source: str) -> str:
+    try:
+        fd = os.open(os.path.expanduser(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ConfigError(f"{source}: not a regular file")
+            data = file.read(_MAX_CONFIG_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name; ConfigError is one, too
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{source}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > _MAX_CONFIG_FILE_BYTES:
+        raise ConfigError(f"{source}: larger than {_MAX_CONFIG_FILE_BYTES} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start})") from None
+
+
+def _parse_json(text: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                raise ConfigError(f"key {key!r:.80} is given twice")
+            result[key] = value
+        return result
+
+    def refuse(constant: str) -> None:
+        raise ConfigError(f"{constant} is not a value")
+
+    return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+
+
+def _parse_toml(text: str) -> Any:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        try:
+            import tomli as tomllib  # type: ignore[no-redef]
+        except ModuleNotFoundError:
+            raise ConfigError("reading TOML on Python 3.10 needs the package tomli; use JSON instead") from None
+    return tomllib.loads(text)
+
+
+def _parse_yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ConfigError("reading YAML needs the package PyYAML; use JSON instead") from None
+
+    class UniqueKeys(yaml.SafeLoader):
+        """SafeLoader that refuses a key given twice instead of keeping the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key_node, _ in node.value:
+                if key_node.value in seen:
+                    raise ConfigError(f"key {key_node.value!r:.80} is given twice")
+                if isinstance(key_node.value, str):
+                    seen.add(key_node.value)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, UniqueKeys)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).replace("\n", " ")) from None
+
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+
+def _expand_path(path: str, source: str, environ: Mapping[str, str]) -> str:
+    def fail(problem: str) -> ConfigError:
+        return ConfigError(f"setting 'path' = {_show(path)} from {source}: {problem}")
+
+    def variable(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not environ.get(name):
+            raise fail(f"environment variable {name} is not set")
+        return environ[name]
+
+    expanded = _VARIABLE.sub(variable, path)
+    if expanded == "~" or expanded.startswith("~/"):
+        expanded = (environ.get("HOME") or os.path.expanduser("~")) + expanded[1:]
+    elif expanded.startswith("~"):
+        expanded = os.path.expanduser(expanded)
+    if "\0" in expanded:
+        raise fail("contains a NUL character")
+    if not os.path.isabs(expanded):
+        raise fail(f"expected an absolute path, got {_show(expanded)} after expansion")
+    expanded = os.path.normpath(expanded)
+    for folder in (Path(expanded), *Path(expanded).parents):
+        try:
+            mode = os.stat(folder).st_mode
+        except FileNotFoundError:
+            continue
+        except NotADirectoryError:
+            continue  # a parent is a file: found further up
+        except OSError as error:
+            raise fail(f"{folder}: {error.strerror}") from None
+        except UnicodeEncodeError:
+            raise fail("cannot be encoded as a file name") from None
+        if not stat.S_ISDIR(mode):
+            raise fail(f"{folder} is not a folder")
+        break
+    return expanded

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `tardis` on real stores: what it prints, its exit statuses, one line per error and no traceback."""
+
+import ctypes
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sglang_tardis
+from sglang_tardis.cli import clear, doctor, render
+from sglang_tardis.cli.main import main
+
+PARTS, REGION = 2, 8192
+
+
+@pytest.fixture(autouse=True)
+def no_configuration(monkeypatch):
+    monkeypatch.delenv("TARDIS_CONFIG", raising=False)
+
+
+def needs_core():
+    pytest.importorskip("sglang_tardis._core", reason="the C++ core is not built: pip install .")
+
+
+def identity(model: str = "llama"):
+    from sglang_tardis.bridge.namespace import NamespaceIdentity
+
+    return NamespaceIdentity(
+        model_name=model, model_config="c" * 64, weights="weights-v1:" + "0" * 64, kv_dtype="bfloat16", layers=PARTS,
+        start_layer=0, end_layer=PARTS, kv_heads=2, head_dim=64, v_head_dim=64, page_size=32, layout="layer-major",
+    )  # fmt: skip
+
+
+def fill(folder: Path, model: str, pages: int, seed: int) -> None:
+    from sglang_tardis.config import load_config
+    from sglang_tardis.store import ObjectLayout, Store
+
+    options = load_config({"capacity": "64MiB", "free_space_floor": 0}, {"HOME": "/root"}).store_options()
+    rng = np.random.default_rng(seed)
+    memory = rng.integers(0, 256, (pages, PARTS, 2, REGION), dtype=np.uint8)
+    pieces = memory.ctypes.data + np.arange(pages * PARTS * 2, dtype=np.uint64).reshape(pages, -1) * np.uint64(REGION)
+    hashes = rng.integers(0, 256, (pages, 32), dtype=np.uint8)
+    with Store(folder, options) as store:
+        one = identity(model)
+        space = store.namespace(one.fingerprint(), one.description(), ObjectLayout(PARTS, (REGION, REGION)))
+        assert space.set(hashes, pieces).all()
+        store.flush()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    needs_core()
+    folder = tmp_path / "store"
+    fill(folder, "llama", 5, 1)
+    fill(folder, "qwen\x1b[31m", 3, 2)
+    return folder
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    status = main([str(part) for part in argv])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def failure(capsys, *argv: str) -> str:
+    status, out, err = run(capsys, *argv)
+    assert status == 2 and out == ""
+    assert err.count("\n") == 1 and "Traceback" not in err and err.startswith(f"tardis {argv[0]}: ")
+    return err
+
+
+# --- info
+
+
+def test_info(store: Path, capsys):
+    status, out, err = run(capsys, "info", store)
+    assert (status, err) == (0, "")
+    assert f"store        {store}" in out and "in use by    nobody" in out and "64.0 MiB" in out
+    assert "pages        8 in " in out and f"{(8 * PARTS * 2 * REGION) // 1024}.0 KiB" in out
+    rows = {row.split()[1]: row for row in out.splitlines() if "layer-major" in row}
+    assert set(rows) == {"llama", "qwen?[31m"}, "control characters must not reach the terminal"
+    assert identity().fingerprint().hex() in rows["llama"] and rows["llama"].split()[-3] == "5"
+    assert "bfloat16" in rows["llama"] and "0/1" in rows["llama"]
+    assert "\x1b" not in out
+
+
+def test_info_json_and_default_path(store: Path, capsys, monkeypatch):
+    monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": str(store)}))
+    status, out, _ = run(capsys, "info", "--json")
+    facts = json.loads(out)
+    assert status == 0 and facts["objects"] == 8 and facts["path"] == str(store)
+    described = {one["fingerprint"]: json.loads(one["description"]) for one in facts["namespaces"]}
+    assert described[identity().fingerprint().hex()]["model_name"] == "llama"
+
+
+def test_info_of_a_store_in_use(store: Path, capsys):
+    from sglang_tardis.store import Store
+
+    with Store(store, create=False):
+        _, out, _ = run(capsys, "info", store)
+        assert f"in use by    pid {os.getpid()}" in out
+        failure(capsys, "verify", store)
+        failure(capsys, "clear", store, "--yes")
+
+
+def test_info_survives_damaged_descriptions(store: Path, capsys):
+    texts = sorted((store / "namespaces").glob("*.json"))
+    texts[0].write_text("[1]")
+    texts[1].unlink()
+    status, out, _ = run(capsys, "info", store)
+    assert status == 0 and out.count("(no description)") == 2 and "pages        8 in" in out
+
+
+# --- verify
+
+
+def test_verify_clean(store: Path, capsys):
+    status, out, err = run(capsys, "verify", store)
+    assert status == 0 and out.endswith("clean\n") and "8 pages (256.0 KiB)" in out
+    assert "verify 100%" in err, "plain progress lines where stderr is no terminal"
+    assert "\r" not in err
+    status, out, _ = run(capsys, "verify", store, "--json")
+    report = json.loads(out)
+    assert status == 0 and report["clean"] and report["report"]["objects"] == 8 and report["problems"] == []
+
+
+def corrupt_one_payload(store: Path) -> None:
+    """Flip a bit in the first stored page's payload: find its bytes in a data file by their content."""
+    rng = np.random.default_rng(1)
+    needle = rng.integers(0, 256, (5, PARTS, 2, REGION), dtype=np.uint8)[0, 0, 0].tobytes()
+    for path in store.rglob("*"):
+        if path.is_file() and (place := path.read_bytes().find(needle)) >= 0:
+            with path.open("r+b") as file:
+                file.seek(place + 100)
+                file.write(bytes([needle[100] ^ 1]))
+            return
+    raise AssertionError("page not found on disk")
+
+
+def test_verify_finds_a_flipped_bit_and_repairs(store: Path, capsys):
+    corrupt_one_payload(store)
+    for _ in range(2):
+        status, out, _ = run(capsys, "verify", store)
+        assert status == 1 and "1 corrupt pages" in out and "digest" in out and "--repair" in out
+    status, out, _ = run(capsys, "verify", store, "--json")
+    report = json.loads(out)
+    assert (
+        status == 1 and not report["clean"] and report["report"]["bad_payloads"] == 1 and len(report["problems"]) == 1
+    )
+    status, out, _ = run(capsys, "verify", store, "--repair")
+    assert status == 1 and "quarantined now" in out
+    status, out, _ = run(capsys, "verify", store)
+    assert status == 0 and out.endswith("clean\n") and "7 pages" in out and "1 quarantined before" in out
+
+
+def test_verify_shows_a_bar_on_a_terminal(store: Path):
+    ours, theirs = pty.openpty()
+    result = subprocess.run(
+        [sys.executable, "-m", "sglang_tardis.cli", "verify", str(store)],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment(),
+        check=True,
+    )
+    os.close(theirs)
+    drawn = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "\rverify [##############################] 100%" in drawn and drawn.endswith("\n")
+    assert result.stdout.decode().endswith("clean\n")
+
+
+def test_verify_stops_when_interrupted(store: Path, capsys, monkeypatch):
+    """Ctrl-C during the pass over the data ends the command with one line, and the store stays usable."""
+
+    def press(self, done, total):
+        os.kill(os.getpid(), 2)
+        return True
+
+    monkeypatch.setattr(render.Progress, "__call__", press)
+    status, out, err = run(capsys, "verify", store)
+    assert (status, out, err) == (130, "", "tardis verify: interrupted\n")
+    monkeypatch.undo()
+    assert run(capsys, "verify", store)[0] == 0
+
+
+# --- clear
+
+
+def test_clear_everything(store: Path, capsys):
+    status, out, _ = run(capsys, "clear", store, "--yes")
+    assert status == 0 and "deleted 8 pages of" in out
+    assert json.loads(run(capsys, "info", store, "--json")[1])["objects"] == 0
+    assert run(capsys, "clear", store, "--yes")[1].startswith("deleted 0 pages")
+
+
+def test_clear_one_namespace_by_prefix(store: Path, capsys):
+    fingerprint = identity().fingerprint().hex()
+    status, out, _ = run(capsys, "clear", store, "--namespace", fingerprint[:6].upper(), "--yes")
+    assert status == 0 and f"deleted 5 pages of namespace {fingerprint}" in out
+    facts = json.loads(run(capsys, "info", store, "--json")[1])
+    assert {one["fingerprint"]: one["objects"] for one in facts["namespaces"] if one["objects"]} == {
+        identity("qwen\x1b[31m").fingerprint().hex(): 3
+    }
+    fill(store, "llama", 5, 1)  # a server may come back with the same description
+    assert json.loads(run(capsys, "info", store, "--json")[1])["objects"] == 8
+
+
+def test_clear_refuses_what_is_not_exact(store: Path, capsys):
+    assert "at least 4 digits" in failure(capsys, "clear", store, "--namespace", "ab", "--yes")
+    assert "0 namespaces begin" in failure(capsys, "clear", store, "--namespace", "zzzzzzzz", "--yes")
+    assert "--yes" in failure(capsys, "clear", store), "stdin is no terminal here"
+    fingerprint = identity().fingerprint().hex()
+    (store / "namespaces" / f"{fingerprint}.json").unlink()
+    assert "description is missing" in failure(capsys, "clear", store, "--namespace", fingerprint, "--yes")
+    assert json.loads(run(capsys, "info", store, "--json")[1])["objects"] == 8
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("YES\n", 0), ("n\n", 8), ("\n", 8), ("", 8)])
+def test_clear_asks(store: Path, capsys, monkeypatch, answer: str, left: int):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    status, out, err = run(capsys, "clear", store)
+    assert "Delete 8 pages (256.0 KiB)" in out
+    assert (status, err) == ((0, "") if left == 0 else (2, "tardis clear: nothing deleted\n"))
+    assert json.loads(run(capsys, "info", store, "--json")[1])["objects"] == left
+
+
+def test_an_ambiguous_prefix_is_refused():
+    spaces = [{"fingerprint": "abcd" + "0" * 28, "description": "{}"}, {"fingerprint": "abcd" + "1" * 28}]
+    with pytest.raises(clear.CommandError, match="2 namespaces begin"):
+        clear._choose(spaces, "abcd")
+
+
+# --- errors of every command
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "clear"])
+def test_paths_that_are_no_store(command: str, tmp_path: Path, capsys):
+    needs_core()
+    options = ["--yes"] if command == "clear" else []
+    (tmp_path / "file").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "missing", tmp_path / "file", tmp_path / "empty", tmp_path / "new\nline"):
+        failure(capsys, command, path, *options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"], "nothing may be created"
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_damaged_superblock_is_one_line(store: Path, capsys):
+    for path in store.iterdir():
+        if path.is_file() and "lock" not in path.name:
+            path.write_bytes(os.urandom(path.stat().st_size))
+    for command in (["info"], ["verify"], ["clear", "--yes"]):
+        failure(capsys, command[0], store, *command[1:])
+
+
+def test_a_wrong_configuration_is_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("TARDIS_CONFIG", '{"pth": 1}')
+    assert "Did you mean 'path'?" in failure(capsys, "info")
+
+
+def test_a_path_that_is_given_needs_no_configuration(store: Path, capsys, monkeypatch):
+    monkeypatch.setenv("TARDIS_CONFIG", '{"pth": 1}')
+    assert run(capsys, "info", store)[0] == 0
+
+
+def test_without_the_core(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sglang_tardis.store", None)
+    assert "core" in failure(capsys, "info", "/")
+
+
+def test_usage_errors_exit_with_2(capsys):
+    for argv in ([], ["nonsense"], ["info", "a", "b"], ["verify", "--fix"], ["doctor", "--path"]):
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        assert caught.value.code == 2
+        assert "Traceback" not in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0 and capsys.readouterr().out == f"tardis {sglang_tardis.__version__}\n"
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **extra}
+
+
+def test_a_reader_that_has_gone_is_no_traceback(store: Path):
+    read, write = os.pipe()
+    os.close(read)
+    result = subprocess.run(
+        [sys.executable, "-m", "sglang_tardis.cli", "info", str(store), "--json"],
+        stdout=write, stderr=subprocess.PIPE, env=environment(), check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+# --- doctor
+
+
+def findings(capsys, *argv: str) -> tuple[int, dict[str, dict[str, str]]]:
+    status, out, err = run(capsys, "doctor", "--json", *argv)
+    assert err == ""
+    answer = json.loads(out)
+    assert answer["usable"] == (status == 0)
+    return status, {one["name"]: one for one in answer["findings"]}
+
+
+@pytest.fixture
+def no_sglang(monkeypatch):
+    """Checking SGLang's seams imports SGLang, which takes long; one test below does it."""
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "sglang" else version(package))
+
+
+def test_doctor_on_a_store(store: Path, capsys, no_sglang):
+    status, found = findings(capsys, "--path", str(store))
+    assert status == 0
+    assert found["configuration"]["detail"] == f"store at {store} (from --path)"
+    path = found["storage path"]
+    assert path["status"] == "ok" and "why: " in path["detail"]
+    from sglang_tardis.store import probe
+
+    assert f"chose: {probe(store)['engine']}" in path["detail"]
+    assert "8 pages" in found["store"]["detail"] and "nobody" in found["store"]["detail"]
+    assert found["SGLang"] == {"name": "SGLang", "status": "note", "detail": "not installed in this Python environment"}
+
+
+def test_doctor_before_the_first_start(tmp_path: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": str(tmp_path / "a" / "b"), "free_space_floor": 0}))
+    status, found = findings(capsys)
+    assert status == 0 and "from TARDIS_CONFIG" in found["configuration"]["detail"]
+    assert f"{tmp_path}, since {tmp_path / 'a' / 'b'} does not exist yet" in found["storage path"]["detail"]
+    assert found["store"]["status"] == "note"
+    assert list(tmp_path.iterdir()) == [], "doctor leaves nothing behind"
+
+
+def test_doctor_reports_a_forced_engine(tmp_path: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    monkeypatch.setenv(
+        "TARDIS_CONFIG",
+        json.dumps({"path": str(tmp_path), "engine": "sync", "direct_io": "off", "free_space_floor": 0}),
+    )
+    _, found = findings(capsys)
+    assert "chose: sync, through the page cache" in found["storage path"]["detail"]
+
+
+def test_doctor_says_when_the_disk_is_too_full(tmp_path: Path, capsys, monkeypatch, no_sglang):
+    monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": str(tmp_path), "free_space_floor": "4000PiB"}))
+    status, found = findings(capsys)
+    assert status == 1 and found["folder"]["status"] == "problem" and "free_space_floor" in found["folder"]["detail"]
+
+
+def test_doctor_with_a_wrong_configuration(capsys, monkeypatch, no_sglang):
+    monkeypatch.setenv("TARDIS_CONFIG", '{"queue_depth": 0}')
+    status, found = findings(capsys)
+    assert status == 1 and "queue_depth" in found["configuration"]["detail"]
+    assert "storage path" not in found and "GPU" in found
+
+
+def test_doctor_without_the_core(tmp_path: Path, capsys, monkeypatch, no_sglang):
+    monkeypatch.setitem(sys.modules, "sglang_tardis.store", None)
+    status, found = findings(capsys, "--path", str(tmp_path))
+    assert status == 1 and "reinstall" in found["core"]["detail"]
+
+
+def test_doctor_in_words(tmp_path: Path, capsys, no_sglang):
+    _, out, _ = run(capsys, "doctor", "--path", str(tmp_path))
+    assert {line.split()[0] for line in out.splitlines()} <= {"ok", "note", "problem"}
+    assert len(out.splitlines()) >= 7
+
+
+def test_doctor_does_not_import_torch_or_sglang(tmp_path: Path):
+    program = (
+        "import sys; from sglang_tardis.cli import doctor; doctor._version = lambda package: None;"
+        "from sglang_tardis.cli.main import main; main(['doctor', '--path', sys.argv[1]]);"
+        "assert not {'torch', 'sglang'} & set(sys.modules)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=environment(), check=True, stdout=subprocess.DEVNULL
+    )
+
+
+def test_doctor_asks_the_kernel_about_io_uring(monkeypatch):
+    class Refusing:
+        @staticmethod
+        def syscall(*_):
+            ctypes.set_errno(1)
+            return -1
+
+    assert doctor._io_uring().name == "io_uring"
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda *_, **__: Refusing)
+    finding = doctor._io_uring()
+    assert finding.status == "note" and "seccomp" in finding.detail and "pool of threads" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ('print(\'noise\'); print(\'MARK[["cli", true, "fine"], ["factory", false, "gone in 9.9"]]\')', None),
+        ("raise SystemExit('boom')", "exit status 1): boom"),
+        ("print('noise')", "exit status 0): no output"),
+        ("import os; os.abort()", "exit status -6"),
+        ("import time; time.sleep(60)", "did not finish importing"),
+    ],
+)
+def test_doctor_on_seams_that_answer_or_do_not(monkeypatch, program: str, expected: str | None):
+    monkeypatch.setattr(doctor, "_version", lambda package: "9.9")
+    monkeypatch.setattr(doctor, "_SEAMS_PROGRAM", program.replace("MARK", doctor._SEAMS_MARK))
+    monkeypatch.setattr(doctor, "_SEAMS_TIMEOUT_SECONDS", 1 if "sleep" in program else 60)
+    found = list(doctor._sglang())
+    assert found[0].detail == "9.9, torch 9.9"
+    if expected is None:
+        assert [(one.name, one.status) for one in found[1:]] == [("seam cli", "ok"), ("seam factory", "problem")]
+    else:
+        assert found[1].status == "problem" and expected in found[1].detail
+
+
+@pytest.mark.slow
+def test_doctor_checks_the_installed_sglang(tmp_path: Path, capsys):
+    if doctor._version("sglang") is None:
+        pytest.skip("SGLang is not installed")
+    _, found = findings(capsys, "--path", str(tmp_path))
+    seams = {name: one for name, one in found.items() if name.startswith("seam")}
+    assert len(seams) >= 4 and all(one["status"] == "ok" for one in seams.values()), seams
+
+
+# --- text
+
+
+def test_human_bytes():
+    assert [render.human_bytes(count) for count in (0, 1023, 1024, 1536, 2**40, 2**62)] == [
+        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 TiB", "4096.0 PiB",
+    ]  # fmt: skip
+
+
+def test_progress_lines_are_few():
+    stream = io.StringIO()
+    progress = render.Progress("verify", stream)
+    for done in range(0, 10_001):
+        assert progress(done, 10_000) is True
+    progress.end()
+    assert len(stream.getvalue().splitlines()) == 11
+    empty = io.StringIO()
+    render.Progress("verify", empty)(0, 0)
+    assert "100%" in empty.getvalue()
