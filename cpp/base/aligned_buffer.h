@@ -19,15 +19,17 @@ class AlignedBuffer {
 
   // Throws std::bad_alloc, for callers below an edge that turns exceptions into errors (as containers do).
   explicit AlignedBuffer(std::size_t bytes, std::size_t alignment = 4096)
-      : memory_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})), Free(alignment)), bytes_(bytes) {
+      : memory_(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{alignment})), Free(alignment)),
+        bytes_(bytes) {
     std::memset(memory_.get(), 0, bytes);
   }
 
   static Result<AlignedBuffer> allocate(std::size_t bytes, std::size_t alignment = 4096) {
     if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
-      return Error{Code::kInternal, "alignment of a buffer: expected a power of two, found " + std::to_string(alignment)};
+      return Error{Code::kInternal,
+                   "alignment of a buffer: expected a power of two, found " + std::to_string(alignment)};
     }
-    void* memory = ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
+    void* memory = ::operator new (bytes, std::align_val_t{alignment}, std::nothrow);
     if (memory == nullptr) {
       return Error{Code::kInternal, "out of memory: " + std::to_string(bytes) + " bytes for an aligned buffer"};
     }
@@ -56,7 +58,7 @@ class AlignedBuffer {
   struct Free {
     Free() : alignment(1) {}
     explicit Free(std::size_t a) : alignment(a) {}
-    void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{alignment}); }
+    void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{alignment}); }
     std::size_t alignment;
   };
 

@@ -7,7 +7,8 @@
 
 namespace tardis {
 
-// XXH3-64 with seed 0 and the default secret; uses AVX2 or AVX-512 where the CPU has it. `data` may be null if bytes is 0.
+// XXH3-64 with seed 0 and the default secret; uses AVX2 or AVX-512 where the CPU has it. `data` may be null if bytes is
+// 0.
 std::uint64_t xxh3_64(const void* data, std::size_t bytes);
 
 // The same value for data that comes in several pieces. Not thread-safe; copyable; reusable after reset().
@@ -25,8 +26,8 @@ class Xxh3Stream {
   alignas(64) unsigned char state_[576];
 };
 
-// CRC-32C (Castagnoli), as of iSCSI and ext4: crc32c("123456789", 9) == 0xE3069283. `seed` is the CRC of the bytes before, so
-// that crc32c(b, m, crc32c(a, n)) is the CRC of a followed by b.
+// CRC-32C (Castagnoli), as of iSCSI and ext4: crc32c("123456789", 9) == 0xE3069283. `seed` is the CRC of the bytes
+// before, so that crc32c(b, m, crc32c(a, n)) is the CRC of a followed by b.
 std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t seed = 0);
 
 namespace detail {

@@ -9,7 +9,8 @@ namespace tardis {
 // Nanoseconds of a clock that never steps back; only differences mean anything.
 inline std::uint64_t monotonic_ns() {
   return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
 }
 
 }  // namespace tardis

@@ -26,7 +26,8 @@ class UniqueFd {
   int release() { return std::exchange(fd_, -1); }
 
   void reset(int fd = -1) {
-    // close() is not retried on EINTR: on Linux the descriptor is gone in any case, and may already be another thread's.
+    // close() is not retried on EINTR: on Linux the descriptor is gone in any case, and may already be another
+    // thread's.
     if (fd_ >= 0) ::close(fd_);
     fd_ = fd;
   }

@@ -56,11 +56,14 @@ Status FileDevice::preallocate(FileId file, std::uint64_t bytes) {
 
   const int error = errno;
   if (error == EOPNOTSUPP) {
-    // The file system cannot reserve: give the file its size, and let a full disk show at the write. The self-test says so.
-    if (static_cast<std::uint64_t>(before.st_size) >= bytes || ::ftruncate(fd, static_cast<off_t>(bytes)) == 0) return {};
+    // The file system cannot reserve: give the file its size, and let a full disk show at the write. The self-test says
+    // so.
+    if (static_cast<std::uint64_t>(before.st_size) >= bytes || ::ftruncate(fd, static_cast<off_t>(bytes)) == 0)
+      return {};
     return errno_error(errno, "ftruncate " + (*found)->path);
   }
-  // Give back what was reserved before the disk was full. If this fails too, the first error is still the one to report.
+  // Give back what was reserved before the disk was full. If this fails too, the first error is still the one to
+  // report.
   if (::ftruncate(fd, before.st_size) != 0) errno = error;
   return errno_error(error, "reserving " + std::to_string(bytes) + " bytes for " + (*found)->path);
 }

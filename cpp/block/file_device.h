@@ -52,8 +52,8 @@ class FileDevice : public BlockDevice {
   Result<std::shared_ptr<OpenFile>> find(FileId file) const;
 
   struct Counters {
-    std::atomic<std::uint64_t> reads{0}, writes{0}, read_bytes{0}, written_bytes{0}, bounced_requests{0}, bounced_bytes{0},
-        errors{0}, in_flight{0}, peak_in_flight{0};
+    std::atomic<std::uint64_t> reads{0}, writes{0}, read_bytes{0}, written_bytes{0}, bounced_requests{0},
+        bounced_bytes{0}, errors{0}, in_flight{0}, peak_in_flight{0};
   };
   Counters counters_;
 };

@@ -19,8 +19,10 @@ Result<FileId> FileTable::open(const std::string& path, bool create, bool writab
     fd = ::open(path.c_str(), flags, 0600);
   } while (fd < 0 && errno == EINTR);
   if (fd < 0 && errno == EINVAL && direct) {
-    return Error{Code::kInvalidArgument, path + ": expected a regular file that can be opened with O_DIRECT, as the rest of "
-                                                "its folder; found one that cannot. Set direct_io to off, or remove it"};
+    return Error{Code::kInvalidArgument,
+                 path +
+                     ": expected a regular file that can be opened with O_DIRECT, as the rest of "
+                     "its folder; found one that cannot. Set direct_io to off, or remove it"};
   }
   if (fd < 0) return errno_error(errno, "open " + path);
   file->fd.reset(fd);

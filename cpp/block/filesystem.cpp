@@ -27,12 +27,12 @@ constexpr std::uint32_t kRamfs = 0x858458F6;
 // linux/magic.h; written out because that header lacks some of them.
 constexpr Magic kMagics[] = {
     {0x0000EF53, "ext4"},  // ext2 and ext3 share the number
-    {0x58465342, "xfs"},        {0x9123683E, "btrfs"},  {kTmpfs, "tmpfs"},          {kRamfs, "ramfs"},
-    {0x794C7630, "overlay"},    {0xF2F52010, "f2fs"},   {0x2FC12FC1, "zfs"},        {0x00006969, "nfs"},
-    {0x65735546, "fuse"},       {0xFF534D42, "cifs"},   {0xFE534D42, "smb2"},       {0x00C36400, "ceph"},
-    {0x0BD00BD0, "lustre"},     {0x47504653, "gpfs"},   {0x01021997, "9p"},         {0xCA451A4E, "bcachefs"},
-    {0x5346544E, "ntfs"},       {0x73717368, "squashfs"}, {0x61756673, "aufs"},     {0x01161970, "gfs2"},
-    {0x7461636F, "ocfs2"},      {0x19830326, "beegfs"}, {0x6A656A63, "virtiofs"},
+    {0x58465342, "xfs"},     {0x9123683E, "btrfs"},    {kTmpfs, "tmpfs"},        {kRamfs, "ramfs"},
+    {0x794C7630, "overlay"}, {0xF2F52010, "f2fs"},     {0x2FC12FC1, "zfs"},      {0x00006969, "nfs"},
+    {0x65735546, "fuse"},    {0xFF534D42, "cifs"},     {0xFE534D42, "smb2"},     {0x00C36400, "ceph"},
+    {0x0BD00BD0, "lustre"},  {0x47504653, "gpfs"},     {0x01021997, "9p"},       {0xCA451A4E, "bcachefs"},
+    {0x5346544E, "ntfs"},    {0x73717368, "squashfs"}, {0x61756673, "aufs"},     {0x01161970, "gfs2"},
+    {0x7461636F, "ocfs2"},   {0x19830326, "beegfs"},   {0x6A656A63, "virtiofs"},
 };
 
 std::string name_of(std::uint32_t magic) {
@@ -54,8 +54,8 @@ std::optional<std::uint32_t> logical_block_of(dev_t device) {
   return std::nullopt;
 }
 
-// The start of the kernel's struct statx (stable ABI), up to the fields of Linux 6.1: the libc of a build machine may not
-// have them.
+// The start of the kernel's struct statx (stable ABI), up to the fields of Linux 6.1: the libc of a build machine may
+// not have them.
 struct KernelStatx {
   std::uint32_t mask;
   std::uint32_t before[37];

@@ -11,8 +11,8 @@
 namespace tardis {
 
 struct FilesystemFacts {
-  std::string name;           // "ext4", ..., or the magic number in hex
-  bool in_memory = false;     // tmpfs, ramfs: direct I/O has no meaning
+  std::string name;        // "ext4", ..., or the magic number in hex
+  bool in_memory = false;  // tmpfs, ramfs: direct I/O has no meaning
   std::uint32_t logical_block = 4096;
   bool logical_block_known = false;
 };

@@ -74,7 +74,8 @@ std::vector<iovec> without_prefix(std::span<const iovec> memory, std::uint64_t b
   return rest;
 }
 
-TransferProgress judge_transfer(IoRequest::Op op, std::uint64_t moved, std::uint64_t wanted, const IoGeometry& geometry) {
+TransferProgress judge_transfer(IoRequest::Op op, std::uint64_t moved, std::uint64_t wanted,
+                                const IoGeometry& geometry) {
   if (moved == wanted) return {moved, 0};
   const std::uint64_t whole = moved / geometry.offset_align * geometry.offset_align;
   if (op == IoRequest::Op::kRead) {
@@ -82,8 +83,8 @@ TransferProgress judge_transfer(IoRequest::Op op, std::uint64_t moved, std::uint
     if (moved == 0 || whole != moved) return {0, ENODATA};
     return {moved, 0};
   }
-  // A write cut off inside a block is repeated from that block on, since direct I/O can start nowhere else; what stopped it
-  // (a full disk, a size limit) then comes back as an errno.
+  // A write cut off inside a block is repeated from that block on, since direct I/O can start nowhere else; what
+  // stopped it (a full disk, a size limit) then comes back as an errno.
   if (whole == 0) return {0, EIO};
   return {whole, 0};
 }

@@ -38,6 +38,7 @@ struct TransferProgress {
   std::uint64_t bytes = 0;  // how much of it counts; the rest has to be asked for again
   int error = 0;            // or: why there is no point in that
 };
-TransferProgress judge_transfer(IoRequest::Op op, std::uint64_t moved, std::uint64_t wanted, const IoGeometry& geometry);
+TransferProgress judge_transfer(IoRequest::Op op, std::uint64_t moved, std::uint64_t wanted,
+                                const IoGeometry& geometry);
 
 }  // namespace tardis

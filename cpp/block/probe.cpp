@@ -74,7 +74,8 @@ bool can_reserve(int fd) { return ::fallocate(fd, 0, 0, kProbeBytes) == 0 || err
 
 enum class Trial { kWorks, kRefused, kDiskFull };
 
-// Writes and reads one unit of `alignment.offset` bytes, at that offset, with memory that is aligned no better than asked.
+// Writes and reads one unit of `alignment.offset` bytes, at that offset, with memory that is aligned no better than
+// asked.
 Trial try_alignment(int fd, DirectAlignment alignment, int* error) {
   const std::size_t unit = alignment.offset;
   auto memory = AlignedBuffer::allocate(4 * unit + 2 * std::size_t{alignment.memory} + 8192, 4096);
@@ -108,7 +109,8 @@ struct DirectFinding {
 DirectFinding find_direct(const ProbeFile& file, const FilesystemFacts& facts) {
   if (facts.in_memory) return {std::nullopt, facts.name + " keeps files in memory and has no direct I/O"};
   if (!file.direct) {
-    return {std::nullopt, errno_error(file.direct_error, "opening a file with O_DIRECT").message + " (" + facts.name + ")"};
+    return {std::nullopt,
+            errno_error(file.direct_error, "opening a file with O_DIRECT").message + " (" + facts.name + ")"};
   }
   std::vector<DirectAlignment> candidates;
   const auto said = direct_alignment(file.direct.get());
@@ -122,7 +124,8 @@ DirectFinding find_direct(const ProbeFile& file, const FilesystemFacts& facts) {
     const bool from_statx = said && &candidate == &candidates.front();
     switch (try_alignment(file.direct.get(), candidate, &error)) {
       case Trial::kWorks:
-        return {candidate, from_statx ? "from statx, checked with a write and a read" : "found with a write and a read"};
+        return {candidate,
+                from_statx ? "from statx, checked with a write and a read" : "found with a write and a read"};
       case Trial::kDiskFull:
         // Reading must go on from a full disk. The larger alignment serves every disk.
         if (from_statx) return {candidate, "from statx; the disk is full, so not checked with a write"};
@@ -189,10 +192,10 @@ Result<Choice> choose(const std::string& folder, const BlockDeviceOptions& optio
     }
   }
 
-  const std::string access = geometry.direct ? "direct I/O, offsets and lengths of " + std::to_string(geometry.offset_align) +
-                                                   ", memory of " + std::to_string(geometry.memory_align) + " bytes (" +
-                                                   direct_text + ")"
-                                             : "buffered I/O (" + direct_text + ")";
+  const std::string access =
+      geometry.direct ? "direct I/O, offsets and lengths of " + std::to_string(geometry.offset_align) + ", memory of " +
+                            std::to_string(geometry.memory_align) + " bytes (" + direct_text + ")"
+                      : "buffered I/O (" + direct_text + ")";
   if (options.engine == Engine::kSync) {
     report.engine = "sync";
     report.reason = "engine is sync; " + access;

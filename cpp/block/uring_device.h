@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The io_uring engine: each run() has a ring of its own; completions go to the worker pool, beside the I/O still in flight.
+// The io_uring engine: each run() has a ring of its own; completions go to the worker pool, beside the I/O still in
+// flight.
 #pragma once
 
 #include "block/file_device.h"

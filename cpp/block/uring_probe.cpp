@@ -26,7 +26,8 @@ std::string explain(const UringRing::Failure& failure) {
 
 }  // namespace
 
-std::optional<std::string> why_no_io_uring(unsigned queue_depth, int keep_open_fd, int fd, void* memory, unsigned bytes) {
+std::optional<std::string> why_no_io_uring(unsigned queue_depth, int keep_open_fd, int fd, void* memory,
+                                           unsigned bytes) {
   UringRing::Failure failure;
   const auto ring = UringRing::create(queue_depth, keep_open_fd, &failure);
   if (ring == nullptr) return explain(failure);

@@ -22,8 +22,8 @@ std::size_t file_slots() {
 
 std::unique_ptr<UringRing> UringRing::create(unsigned entries, int keep_open_fd, Failure* failure) {
   std::unique_ptr<UringRing> made(new UringRing());
-  // Without COOP_TASKRUN every completion interrupts the submitting thread, which will ask for them anyway. Kernels before
-  // 5.19 do not know it and say EINVAL.
+  // Without COOP_TASKRUN every completion interrupts the submitting thread, which will ask for them anyway. Kernels
+  // before 5.19 do not know it and say EINVAL.
   int result = -EINVAL;
   for (const unsigned flags : {IORING_SETUP_CLAMP | IORING_SETUP_COOP_TASKRUN, IORING_SETUP_CLAMP}) {
     result = io_uring_queue_init(entries, &made->ring_, flags);

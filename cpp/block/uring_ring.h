@@ -23,8 +23,8 @@ class UringRing {
     std::string operation;  // what failed
   };
 
-  // `keep_open_fd` (or -1) is registered first: the ring, and with it the description behind that descriptor, lives until the
-  // kernel has finished the ring's last I/O, even if the process was killed.
+  // `keep_open_fd` (or -1) is registered first: the ring, and with it the description behind that descriptor, lives
+  // until the kernel has finished the ring's last I/O, even if the process was killed.
   static std::unique_ptr<UringRing> create(unsigned entries, int keep_open_fd, Failure* failure);
   ~UringRing();
   UringRing(const UringRing&) = delete;

@@ -220,7 +220,8 @@ void UringRun::on_result(std::size_t index, int result) {
     return submit(index);
   }
   if (result < 0) return end_transfer(index, -result);
-  const auto progress = judge_transfer(requests_[transfer.request].op, static_cast<std::uint64_t>(result), transfer.left, geometry_);
+  const auto progress =
+      judge_transfer(requests_[transfer.request].op, static_cast<std::uint64_t>(result), transfer.left, geometry_);
   if (progress.error != 0) return end_transfer(index, progress.error);
   transfer.left -= progress.bytes;
   if (transfer.left == 0) return end_transfer(index, 0);
@@ -254,7 +255,8 @@ void UringRun::end_transfer(std::size_t index, int error) {
 
 void UringRun::fail_all(int error) {
   for (std::size_t index = 0; in_flight_ > 0 && index < transfers_.size(); ++index) {
-    if (std::find(free_transfers_.begin(), free_transfers_.end(), index) == free_transfers_.end()) end_transfer(index, error);
+    if (std::find(free_transfers_.begin(), free_transfers_.end(), index) == free_transfers_.end())
+      end_transfer(index, error);
   }
   while (current_ < requests_.size()) {
     fail(states_[current_], error);

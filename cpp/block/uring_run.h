@@ -14,12 +14,14 @@
 
 namespace tardis {
 
-// A request is moved in pieces: at most IOV_MAX iovecs of it, or one bounce buffer full. A piece in flight is a transfer: one
-// SQE, submitted again for what a short result left. The thread that called run() issues and reaps; whatever touches payload
-// bytes after a read (copying out of a bounce buffer, the caller's completion) is published to the worker pool.
+// A request is moved in pieces: at most IOV_MAX iovecs of it, or one bounce buffer full. A piece in flight is a
+// transfer: one SQE, submitted again for what a short result left. The thread that called run() issues and reaps;
+// whatever touches payload bytes after a read (copying out of a bounce buffer, the caller's completion) is published to
+// the worker pool.
 class UringRun {
  public:
-  UringRun(UringDevice& device, UringRing& ring, std::span<IoRequest> requests, const BlockDevice::Completion& on_complete);
+  UringRun(UringDevice& device, UringRing& ring, std::span<IoRequest> requests,
+           const BlockDevice::Completion& on_complete);
 
   void execute();
 
@@ -46,7 +48,8 @@ class UringRun {
     unsigned retries = 0;
   };
 
-  // Work for the pool: deliver a bounced read, then complete the request if that was its last piece; or only the latter.
+  // Work for the pool: deliver a bounced read, then complete the request if that was its last piece; or only the
+  // latter.
   struct Handover {
     explicit Handover(std::size_t of) : request(of) {}
     std::size_t request;
@@ -56,20 +59,20 @@ class UringRun {
   };
 
   void prepare();
-  void issue();                            // as much as the queue depth and the bounce pool allow
-  bool issue_piece();                      // the next piece of request current_; false: no bounce buffer now
-  void end_request_issue();                // no more pieces of request current_
-  void submit(std::size_t transfer);       // puts it in the submission queue
-  bool enter();                            // tells the kernel and waits for a completion; false: the ring is of no use
+  void issue();                       // as much as the queue depth and the bounce pool allow
+  bool issue_piece();                 // the next piece of request current_; false: no bounce buffer now
+  void end_request_issue();           // no more pieces of request current_
+  void submit(std::size_t transfer);  // puts it in the submission queue
+  bool enter();                       // tells the kernel and waits for a completion; false: the ring is of no use
   void reap();
   void on_result(std::size_t transfer, int result);
   void end_transfer(std::size_t transfer, int error);
-  void fail_all(int error);                // the ring is gone and nothing of ours is in the kernel
-  void fail(State& state, int error);      // the first error stays
-  bool end_piece(State& state);            // true: it was the last
-  void complete(std::size_t request);      // sets the result and calls back
+  void fail_all(int error);            // the ring is gone and nothing of ours is in the kernel
+  void fail(State& state, int error);  // the first error stays
+  bool end_piece(State& state);        // true: it was the last
+  void complete(std::size_t request);  // sets the result and calls back
   void hand_over(Handover handover);
-  void receive(std::size_t index);         // on a worker
+  void receive(std::size_t index);  // on a worker
 
   UringDevice& device_;
   UringRing& ring_;
@@ -82,13 +85,14 @@ class UringRun {
   std::vector<std::size_t> free_transfers_;
   std::size_t in_flight_ = 0;  // transfers in the submission queue or the kernel
 
-  std::size_t current_ = 0;       // request being issued
+  std::size_t current_ = 0;  // request being issued
   bool current_started_ = false;
-  std::uint64_t issued_ = 0;      // bytes of it
+  std::uint64_t issued_ = 0;  // bytes of it
   std::size_t issued_iovecs_ = 0;
-  IovecCursor cursor_;            // of a bounced one
+  IovecCursor cursor_;  // of a bounced one
 
-  // Each entry is written before it is published and read only by the worker that claimed it. Reserved in full beforehand.
+  // Each entry is written before it is published and read only by the worker that claimed it. Reserved in full
+  // beforehand.
   std::vector<Handover> handovers_;
   std::size_t unpublished_ = 0;
   const std::function<void(std::size_t)> receive_;

@@ -65,7 +65,8 @@ void WorkerPool::finish(Job& job) {
   job.all_done_.wait(lock, [&job] { return job.done_ == job.published_; });
 }
 
-void WorkerPool::parallel_for(std::size_t count, std::size_t max_parallel, const std::function<void(std::size_t)>& body) {
+void WorkerPool::parallel_for(std::size_t count, std::size_t max_parallel,
+                              const std::function<void(std::size_t)>& body) {
   if (count == 0) return;
   if (count == 1 || max_parallel <= 1) {
     for (std::size_t i = 0; i < count; ++i) body(i);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fixed set of threads that share out the indices of jobs. Threads sleep when there is nothing to do; whoever waits for a
-// job works on it too, so that nested use cannot deadlock.
+// A fixed set of threads that share out the indices of jobs. Threads sleep when there is nothing to do; whoever waits
+// for a job works on it too, so that nested use cannot deadlock.
 #pragma once
 
 #include <condition_variable>
@@ -47,8 +47,8 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // Makes `count` more indices of `job` available. `owner_takes` of them will be run by the owner, which is about to call
-  // finish(): no thread is woken for them.
+  // Makes `count` more indices of `job` available. `owner_takes` of them will be run by the owner, which is about to
+  // call finish(): no thread is woken for them.
   void publish(Job& job, std::size_t count, std::size_t owner_takes = 0);
   // Works on `job` and returns when every published index is done.
   void finish(Job& job);
@@ -71,7 +71,8 @@ class WorkerPool {
 
   std::mutex mutex_;
   std::condition_variable work_ready_;
-  std::deque<Job*> queue_;  // jobs with unclaimed indices; served in turn, so that a small job is not stuck behind a large one
+  std::deque<Job*>
+      queue_;  // jobs with unclaimed indices; served in turn, so that a small job is not stuck behind a large one
   std::size_t idle_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;
