@@ -128,7 +128,12 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = "auto"
     queue_depth: Annotated[int, Meta(ge=1, le=4096, description="I/O requests in flight.")] = 128
     io_workers: Annotated[
-        int, Meta(ge=0, le=256, description="Threads of the `sync` engine. `0`: the smaller of 16 and the CPUs.")
+        int,
+        Meta(
+            ge=0,
+            le=256,
+            description="Threads that copy, verify and do the `sync` engine's I/O. `0`: twice the CPUs, 8 to 16.",
+        ),
     ] = 0
     bounce_buffers: Annotated[
         int,

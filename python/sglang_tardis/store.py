@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Typed face of the C++ object store. Every call that does work releases the GIL.
 
-A store keeps objects: the bytes of one KV page of one namespace, found by a 256-bit block hash. See docs/on-disk-format.md for
-what lies on disk and `cpp/include/tardis/tardis.h` for what each call promises.
+A store keeps objects: the bytes of one KV page of one namespace, found by a 256-bit block hash. See
+docs/on-disk-format.md for what lies on disk and `cpp/include/tardis/tardis.h` for what each call promises.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class TardisError(Exception):
     """The store refused or failed; the message says what was expected, what was found and what to do.
 
     Attributes:
-        code: one of invalid_argument, not_found, io, corrupt, busy, no_space, unsupported_format, permission, closed, internal.
+        code: one of invalid_argument, not_found, io, corrupt, busy, no_space, unsupported_format, permission, closed,
+            internal.
     """
 
     def __init__(self, message: str, code: str = "internal") -> None:
@@ -216,11 +217,13 @@ class Store:
         create: make the store when the folder holds none.
 
     Raises:
-        StoreBusyError: another process holds it. StoreFormatError: foreign or newer. StoreSettingError: a setting is wrong.
-        TardisError: the operating system refused (code permission, no_space, io).
+        StoreBusyError: another process holds it. StoreFormatError: foreign or newer. StoreSettingError: a setting is
+            wrong. TardisError: the operating system refused (code permission, no_space, io).
     """
 
-    def __init__(self, path: str | os.PathLike[str], options: StoreOptions | None = None, *, create: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], options: StoreOptions | None = None, *, create: bool = True
+    ) -> None:
         with _translated():
             self._core = _core.Store(os.fspath(path), (options or StoreOptions())._settings(), create)
         self.path = os.fspath(path)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The namespace of one server: what must agree before stored KV may be used again, as SGLang has it in effect."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang_tardis.bridge.framing import framed_digest
+from sglang_tardis.bridge.namespace import NamespaceIdentity, canonical_kv_dtype
+from sglang_tardis.bridge.pieces import PieceLayout
+from sglang_tardis.log import logger
+from sglang_tardis.sglang.host_pool import HostPoolShape
+from sglang_tardis.sglang.server_settings import ServerSettings
+from sglang_tardis.weights import WeightsError, model_config_digest, weights_fingerprint
+
+__all__ = ["IdentityError", "build_identity", "identify_weights", "local_model_path"]
+
+# Server arguments that change the KV values of equal tokens and show neither in the checkpoint's files nor in the host
+# pool. Only values other than the default enter, so that a release that adds one does not empty the store.
+_RELEVANT_ARGUMENTS = (
+    "dtype",
+    "quantization",
+    "model_loader_extra_config",
+    "modelopt_quant",
+    "modelopt_checkpoint_restore_path",
+    "quantize_and_serve",
+    "rl_quant_profile",
+    "torchao_config",
+    "decrypted_config_file",
+    "qsa_indexer_dtype",
+    "model_impl",
+)
+# Weights that do not come from files of the model's folder.
+_FORMATS_WITHOUT_FILES = ("remote", "remote_instance", "modelexpress", "rdma")
+
+
+class IdentityError(RuntimeError):
+    """What is stored cannot be told apart from what another server would store."""
+
+
+def build_identity(
+    storage_config: Any,
+    pool: Any,
+    shape: HostPoolShape,
+    layout: PieceLayout,
+    *,
+    weights_revision: str | None,
+    device_pool: Any = None,
+    settings: ServerSettings | None = None,
+) -> NamespaceIdentity:
+    """The identity of the pages that this server stores.
+
+    Args:
+        storage_config: SGLang's HiCacheStorageConfig (ranks, sizes).
+        pool: the host pool of the target model's KV.
+        shape: its geometry (:func:`sglang_tardis.sglang.host_pool.inspect_pool`).
+        layout: how its pages are stored.
+        weights_revision: the setting, or None to fingerprint the checkpoint.
+        device_pool: the device pool it mirrors; it knows the real dtype, which the host pool may show as uint8.
+        settings: SGLang's settings; the process's by default.
+
+    Raises:
+        IdentityError: something that matters cannot be determined; the message names the setting that helps.
+    """
+    settings = settings or ServerSettings()
+    config_digest = _config_digest(settings)
+    extra = _extra_facts(settings, shape)
+    return NamespaceIdentity(
+        model_name=_model_name(storage_config, pool, settings),
+        model_config=config_digest,
+        weights=identify_weights(settings, weights_revision),
+        kv_dtype=_kv_dtype(pool, device_pool, settings),
+        layers=shape.layers,
+        start_layer=shape.start_layer,
+        end_layer=shape.start_layer + shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        v_head_dim=shape.v_head_dim,
+        page_size=shape.page_tokens,
+        layout=layout.tag,
+        is_mla=shape.is_mla,
+        is_eagle="EAGLE" in str(settings.get("speculative_algorithm", "") or "").upper(),
+        tp_rank=storage_config.tp_rank,
+        tp_size=storage_config.tp_size,
+        pp_rank=storage_config.pp_rank,
+        pp_size=storage_config.pp_size,
+        cp_rank=getattr(storage_config, "attn_cp_rank", 0),
+        cp_size=getattr(storage_config, "attn_cp_size", 1),
+        dcp_rank=getattr(storage_config, "dcp_rank", 0),
+        dcp_size=getattr(storage_config, "dcp_size", 1),
+        extra=extra,
+    )
+
+
+def identify_weights(
+    settings: ServerSettings,
+    weights_revision: str | None,
+    model_path: str | None = None,
+    load_format: str | None = None,
+) -> str:
+    """What names the weights: the setting, or a fingerprint of the checkpoint's files.
+
+    Args:
+        settings: SGLang's settings.
+        weights_revision: the setting, or None.
+        model_path: folder or hub name of the weights; the server's own by default.
+        load_format: how they are loaded; the server's own by default.
+    """
+    if weights_revision is not None:
+        return f"revision:{weights_revision}"
+    path = model_path or settings.get("model_path")
+    load_format = str(load_format or settings.get("load_format", "auto"))
+    if load_format in _FORMATS_WITHOUT_FILES:
+        raise _unidentified(f"--load-format {load_format} takes the weights from elsewhere than {path}")
+    folder = local_model_path(path, settings)
+    dummy = load_format == "dummy"
+    try:
+        fingerprint = weights_fingerprint(folder, dummy=dummy)
+    except WeightsError as error:
+        raise _unidentified(str(error)) from error
+    if not dummy and fingerprint.startswith("dummy"):
+        raise _unidentified(f"{folder} holds no weights that tardis knows, but --load-format is {load_format}")
+    return fingerprint
+
+
+def local_model_path(path: str | None, settings: ServerSettings) -> Path:
+    """The folder (or GGUF file) on this machine that holds a model given by path or by its name on the hub."""
+    if not path:
+        raise _unidentified("SGLang has not published a model path in this process")
+    local = Path(path).expanduser()
+    if local.exists():
+        return local.resolve()
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(
+                path,
+                revision=settings.get("revision"),
+                cache_dir=settings.get("download_dir"),
+                local_files_only=True,
+            )
+        )
+    except Exception as error:
+        raise _unidentified(f"{path!r} is neither a folder nor a model in the local hub cache ({error})") from error
+
+
+def _unidentified(why: str) -> IdentityError:
+    return IdentityError(
+        f"The weights cannot be identified: {why}. Set weights_revision in --hicache-storage-backend-extra-config to a "
+        "name that changes whenever the weights change."
+    )
+
+
+def _model_name(storage_config: Any, pool: Any, settings: ServerSettings) -> str:
+    """The served name; where it is only the model's path, without the folders, so that a model may be moved."""
+    name = str(settings.get("served_model_name") or storage_config.model_name or "")
+    if name == str(settings.get("model_path")):
+        name = name.rstrip("/").rsplit("/", 1)[-1]
+    tag = getattr(pool, "storage_format_tag", None)
+    return f"{name}-{tag}" if tag and not name.endswith(f"-{tag}") else name
+
+
+def _config_digest(settings: ServerSettings) -> str:
+    """Digest of the model's configuration after the command line's overrides."""
+    config: dict[str, Any] = {}
+    try:
+        folder = local_model_path(settings.get("model_path"), settings)
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (IdentityError, OSError, ValueError):
+        # No such file (GGUF), or no local folder: then the weights are named by hand, and so is what they need.
+        config = {"model_path": str(settings.get("model_path"))}
+    overrides = settings.get("json_model_override_args", "{}")
+    try:
+        overrides = json.loads(overrides) if isinstance(overrides, str) else overrides
+    except ValueError:
+        overrides = {"unparsed": overrides}
+    if isinstance(overrides, Mapping) and overrides:
+        config = {**config, "sglang_tardis_overrides": overrides}
+    return model_config_digest(config)
+
+
+def _kv_dtype(pool: Any, device_pool: Any, settings: ServerSettings) -> str:
+    candidates = [getattr(device_pool, "dtype", None), pool.dtype, settings.get("kv_cache_dtype", "auto")]
+    for candidate in candidates:
+        try:
+            return canonical_kv_dtype(str(candidate))
+        except ValueError:
+            continue
+    raise IdentityError(
+        f"The KV cache's element type cannot be determined (device pool {candidates[0]}, host pool {candidates[1]}, "
+        f"--kv-cache-dtype {candidates[2]}). Name it with --kv-cache-dtype."
+    )
+
+
+def _extra_facts(settings: ServerSettings, shape: HostPoolShape) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for name in _RELEVANT_ARGUMENTS:
+        value = settings.get(name)
+        if value not in (None, "", "auto", False, {}, "{}"):
+            facts[name] = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    scales = settings.get("quantization_param_path")
+    if scales:
+        try:
+            facts["kv_scales"] = hashlib.sha256(Path(scales).expanduser().read_bytes()).hexdigest()
+        except OSError as error:
+            raise IdentityError(f"--quantization-param-path {scales} cannot be read: {error}") from error
+    if str(settings.get("load_format", "auto")) == "dummy":
+        # The values come from the device's own generator.
+        facts["dummy_weights_device"] = str(settings.get("device", "") or "").split(":")[0]
+    if shape.draft_layers:
+        draft = settings.get("speculative_draft_model_path")
+        facts["draft_layers"] = str(shape.draft_layers)
+        facts["speculative_algorithm"] = str(settings.get("speculative_algorithm", ""))
+        facts["draft_weights"] = identify_weights(settings, None, draft) if draft else "with the model"
+    adapters = settings.get("lora_paths")
+    if adapters:
+        facts["lora"] = _adapters_digest(adapters, settings)
+    return facts
+
+
+def _adapters_digest(adapters: Any, settings: ServerSettings) -> str:
+    """Digest of the adapters given at start.
+
+    SGLang derives an adapter's key from its name and path, so another adapter in the same place would find the pages of
+    the first. (Adapters loaded at run time get a random key and need nothing.)
+    """
+    entries = []
+    items = adapters.items() if isinstance(adapters, Mapping) else [(None, adapter) for adapter in adapters]
+    for name, adapter in items:
+        if isinstance(adapter, str):
+            name, path = adapter.split("=", 1) if name is None and "=" in adapter else (name or adapter, adapter)
+        elif isinstance(adapter, Mapping):
+            name, path = name or adapter.get("lora_name"), adapter.get("lora_path")
+        else:
+            name, path = getattr(adapter, "lora_name", name), getattr(adapter, "lora_path", None)
+        try:
+            folder = local_model_path(path, settings)
+            fingerprint = weights_fingerprint(folder)
+            config = folder / "adapter_config.json"
+            config_digest = hashlib.sha256(config.read_bytes()).hexdigest() if config.exists() else ""
+            entries.append([str(name), fingerprint, config_digest])
+        except (IdentityError, WeightsError, OSError) as error:
+            logger.warning(
+                "LoRA adapter %s cannot be identified (%s): what this server stores will not be found after a restart.",
+                name,
+                error,
+            )
+            entries.append([str(name), uuid.uuid4().hex, ""])
+    return framed_digest("sglang-tardis/lora/v1", sorted(entries)).hex()

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every place where tardis meets SGLang: how it is found, hooked, and verified.
+
+SGLang has official hooks (``HookRegistry``), but a hook that cannot be applied is only logged there. So each one is
+looked for again when a backend named tardis is created: a seam that is missing or was not taken stops the start of that
+server with an error that names the seam and SGLang's version. Seams are found by what a release contains, never by its
+version number; 0.5.16 and 0.5.23 keep several of them in different modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import sys
+import typing
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from sglang_tardis.log import logger
+
+BACKEND = "tardis"
+BACKEND_MODULE = "sglang_tardis.sglang.storage"
+BACKEND_CLASS = "TardisStorage"
+
+# Below this page size the list of all earlier keys, which SGLang builds for each write on the scheduler thread, costs
+# more than the parent link that is read from it is worth.
+_MIN_PAGE_SIZE_FOR_PREFIX_KEYS = 16
+
+_CONTROLLER_MODULE = "sglang.srt.managers.cache_controller"
+_HYBRID_MODULE = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
+_FACTORY_MODULE = "sglang.srt.mem_cache.storage.backend_factory"
+_UPDATER_MODULE = "sglang.srt.managers.scheduler_components.weight_updater"
+_RUNTIME_CONFIG_TARGETS = (
+    ("sglang.srt.mem_cache.unified_cache.storage_attachment", "StorageAttachment.apply_runtime_config"),
+    ("sglang.srt.mem_cache.unified_radix_cache", "UnifiedRadixCache._apply_storage_runtime_config"),
+    ("sglang.srt.mem_cache.hiradix_cache", "HiRadixCache._apply_storage_runtime_config"),
+)
+_WEIGHT_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+    "end_weight_update",
+)
+
+#: The controller whose attach_storage_backend is running in this context: the backend's constructor is given the host
+#: pool only, and needs the device pool to learn the real dtype.
+attaching_controller: ContextVar[Any] = ContextVar("tardis_attaching_controller", default=None)
+
+
+class Seam(NamedTuple):
+    """One place where tardis meets SGLang.
+
+    Attributes:
+        name: short name, used in messages.
+        ok: whether it is there and taken.
+        detail: what was found, or what is missing.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class SeamError(RuntimeError):
+    """Something that tardis needs is missing in this SGLang, or a hook was not applied."""
+
+
+class _Hook(NamedTuple):
+    seam: str
+    module: str
+    path: str  # attribute path inside the module
+    kind: str  # "BEFORE" | "AFTER" | "AROUND"
+    function: Callable[..., Any]
+
+    @property
+    def target(self) -> str:
+        return f"{self.module}.{self.path}"
+
+
+_problems: dict[str, str] = {}
+_hooks: list[_Hook] = []
+_installed = False
+
+
+def sglang_version() -> str:
+    """Version of the SGLang in this environment, for messages only."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def module_exists(name: str) -> bool:
+    """Whether a module can be imported; imports no more than the packages above it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False
+
+
+# ---- installing ---------------------------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Register everything. Called once per process by SGLang's plugin loader, which then applies the hooks."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for name, step in (("cli choice", _add_cli_choice), ("registry", _register_backend)):
+        try:
+            step()
+            _problems.pop(name, None)
+        except Exception as error:
+            _problems[name] = f"{type(error).__name__}: {error}"
+            logger.debug("tardis: seam %r: %s", name, _problems[name])
+    _register_hooks()
+
+
+def _add_cli_choice() -> None:
+    _, arg = _cli_field(write_back=True)
+    if BACKEND not in arg.choices:
+        arg.choices.append(BACKEND)
+
+
+def _cli_field(write_back: bool = False):
+    """The resolved annotation of ServerArgs.hicache_storage_backend and its argument description."""
+    from sglang.srt.server_args import ServerArgs
+
+    field = "hicache_storage_backend"
+    annotation = ServerArgs.__annotations__[field]
+    if isinstance(annotation, str):
+        # Unresolved annotations are evaluated anew by every reader; only a resolved one keeps an added choice.
+        annotation = eval(annotation, vars(sys.modules[ServerArgs.__module__]))
+        if write_back:
+            ServerArgs.__annotations__[field] = annotation
+    for item in typing.get_args(annotation)[1:]:
+        if isinstance(getattr(item, "choices", None), list):
+            return annotation, item
+    raise SeamError("ServerArgs.hicache_storage_backend has no list of choices")
+
+
+def _register_backend() -> None:
+    from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+    if BACKEND not in StorageBackendFactory._registry:
+        StorageBackendFactory.register_backend(BACKEND, BACKEND_MODULE, BACKEND_CLASS)
+
+
+def _wanted_hooks() -> list[_Hook]:
+    from sglang_tardis.sglang import extra_keys, weight_updates
+
+    hooks = [
+        _Hook("factory", _FACTORY_MODULE, "StorageBackendFactory._create_builtin_backend", "AROUND", _create_backend),
+        _Hook("zero-copy", _CONTROLLER_MODULE, "HiCacheController.attach_storage_backend", "AROUND", _attach),
+        _Hook("attach", _HYBRID_MODULE, "HybridCacheController.attach_storage_backend", "AROUND", _attach_or_undo),
+        # Only releases that keep draft KV beside the tree's pools have this one.
+        _Hook("draft", _CONTROLLER_MODULE, "HiCacheController._maybe_register_draft_with_storage", "BEFORE", _no_draft),
+    ]
+    for module, path in _RUNTIME_CONFIG_TARGETS:
+        hooks.append(_Hook("prefix keys", module, path, "BEFORE", _pass_prefix_keys))
+    for method in _WEIGHT_UPDATES:
+        path = f"SchedulerWeightUpdaterManager.{method}"
+        hooks.append(_Hook("weight updates", _UPDATER_MODULE, path, "AROUND", weight_updates.around(method)))
+    if not extra_keys.keys_are_namespaced():
+        for module, tree in extra_keys.TREES:
+            hooks.append(_Hook("extra keys", module, f"{tree}.write_backup_storage", "AROUND", extra_keys.skip_write))
+            hooks.append(
+                _Hook("extra keys", module, f"{tree}.prefetch_from_storage", "AROUND", extra_keys.skip_prefetch)
+            )
+    return hooks
+
+
+def _register_hooks() -> None:
+    """Hand our hooks to SGLang's registry, for the modules this process uses."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    _hooks.clear()
+    # Child processes of a server have imported what they need by now; the others would pay for an import for nothing.
+    child = multiprocessing.parent_process() is not None
+    for hook in _wanted_hooks():
+        if hook.module not in sys.modules:
+            if child or not module_exists(hook.module):
+                continue
+            try:
+                importlib.import_module(hook.module)
+            except Exception as error:
+                _problems[hook.seam] = f"{hook.module} cannot be imported: {error}"
+                continue
+        if _resolve(hook) is None:
+            continue
+        HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
+        _hooks.append(hook)
+
+
+def install_late() -> None:
+    """Make sure the hooks are in place when tardis is used without the plugin (the ``dynamic`` route)."""
+    if not _installed:
+        install()
+    if any(not _is_applied(hook) for hook in _hooks):
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        HookRegistry.apply_hooks()
+
+
+# ---- verifying ----------------------------------------------------------------------------------------------------
+
+
+def _resolve(hook: _Hook) -> Any:
+    value: Any = sys.modules.get(hook.module)
+    for part in hook.path.split("."):
+        if value is None:
+            return None
+        value = getattr(value, part, None)
+    return value
+
+
+def _is_applied(hook: _Hook) -> bool:
+    """Whether the function that SGLang will call reaches our hook: wrappers hold what they wrap in their closure."""
+    function = getattr(_resolve(hook), "__func__", _resolve(hook))
+    while function is not None:
+        for cell in getattr(function, "__closure__", None) or ():
+            try:
+                if cell.cell_contents is hook.function:
+                    return True
+            except ValueError:  # an empty cell
+                continue
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def check(register_first: bool = False) -> list[Seam]:
+    """The state of every seam in this process; imports SGLang.
+
+    Args:
+        register_first: register and apply the hooks if SGLang's plugin loader has not been run here.
+    """
+    if register_first:
+        install_late()
+    seams = []
+    try:
+        _, arg = _cli_field()
+        choice = BACKEND in arg.choices
+        seams.append(Seam("cli choice", choice, "--hicache-storage-backend accepts tardis" if choice else "not added"))
+    except Exception as error:
+        seams.append(Seam("cli choice", False, f"{type(error).__name__}: {error}"))
+    try:
+        from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+        known = BACKEND in StorageBackendFactory._registry
+        seams.append(Seam("registry", known, f"{BACKEND_MODULE}.{BACKEND_CLASS}" if known else "not registered"))
+    except Exception as error:
+        seams.append(Seam("registry", False, f"{type(error).__name__}: {error}"))
+    optional = {"draft"}
+    names = dict.fromkeys(hook.seam for hook in _wanted_hooks())
+    for name in names:
+        mine = [hook for hook in _hooks if hook.seam == name]
+        missed = [hook.target for hook in mine if not _is_applied(hook)]
+        if missed:
+            seams.append(Seam(name, False, "the hook was not applied to " + ", ".join(missed)))
+        elif mine:
+            seams.append(Seam(name, True, ", ".join(hook.target for hook in mine)))
+        elif name in optional:
+            seams.append(Seam(name, True, "not needed by this release"))
+        else:
+            wanted = ", ".join(hook.target for hook in _wanted_hooks() if hook.seam == name)
+            seams.append(Seam(name, False, _problems.get(name) or f"not found: {wanted}"))
+    return seams
+
+
+def require(*names: str) -> None:
+    """Raise SeamError naming the seam and SGLang's version unless all named seams (default: every one) hold here."""
+    bad = [seam for seam in check() if not seam.ok and (not names or seam.name in names)]
+    if bad:
+        lines = "; ".join(f"{seam.name}: {seam.detail}" for seam in bad)
+        raise SeamError(
+            f"tardis cannot work with SGLang {sglang_version()} as it is installed here ({lines}). "
+            "Use a supported release (0.5.16 or 0.5.23), make sure that SGLANG_PLUGINS, if set, contains 'tardis', and "
+            "run 'tardis doctor' for the whole list."
+        )
+
+
+# ---- the hooks ----------------------------------------------------------------------------------------------------
+
+
+def _create_backend(original, cls, backend_name, backend_class, storage_config, mem_pool_host):
+    if backend_name != BACKEND:
+        return original(cls, backend_name, backend_class, storage_config, mem_pool_host)
+    require("factory", "zero-copy", "attach", "prefix keys", "weight updates", "draft", "extra keys")
+    return backend_class(storage_config, mem_pool_host)
+
+
+def unwrap(backend: Any) -> Any:
+    """The storage object behind SGLang's fault injector, or the object itself."""
+    return getattr(backend, "_backend", backend)
+
+
+def is_ours(backend: Any) -> bool:
+    """Whether a storage object of SGLang is (or wraps) a TardisStorage."""
+    module = sys.modules.get(BACKEND_MODULE)
+    return module is not None and isinstance(unwrap(backend), getattr(module, BACKEND_CLASS))
+
+
+def _attach(original, self, storage_backend, *args, **kwargs):
+    """HiCacheController.attach_storage_backend: tell the constructor who attaches it; choose zero-copy functions."""
+    token = attaching_controller.set(self)
+    try:
+        result = original(self, storage_backend, *args, **kwargs)
+    finally:
+        attaching_controller.reset(token)
+    if storage_backend == BACKEND:
+        try:
+            self.page_get_func = self._page_get_zero_copy
+            self.page_set_func = self._page_set_zero_copy
+        except AttributeError as error:
+            self.detach_storage_backend()
+            raise SeamError(
+                f"SGLang {sglang_version()} has no zero-copy functions on its cache controller ({error}); tardis would "
+                "have to copy every page through Python and does not do that silently."
+            ) from error
+    return result
+
+
+def _attach_or_undo(original, self, storage_backend, *args, **kwargs):
+    """HybridCacheController.attach_storage_backend: a pool that is refused must not leave half an attach."""
+    try:
+        result = original(self, storage_backend, *args, **kwargs)
+        if storage_backend == BACKEND and self.page_set_func != self._page_set_zero_copy:
+            raise SeamError(f"SGLang {sglang_version()}: the zero-copy functions were not chosen for tardis.")
+        return result
+    except Exception:
+        if getattr(self, "enable_storage", False) and is_ours(getattr(self, "storage_backend", None)):
+            self.detach_storage_backend()
+        raise
+
+
+def _no_draft(self, *args, **kwargs):
+    if getattr(self, "has_draft", False) and getattr(self, "enable_storage", False):
+        backend = unwrap(getattr(self, "storage_backend", None))
+        if is_ours(backend):
+            backend.refuse_pool("draft")
+
+
+def _pass_prefix_keys(self, *args, **kwargs):
+    """Make SGLang hand the keys of the preceding pages to set calls: their last one is the parent for eviction."""
+    cache = getattr(self, "_cache", self)
+    controller = getattr(cache, "cache_controller", None)
+    if not kwargs.get("enable_storage") or not is_ours(getattr(controller, "storage_backend", None)):
+        return None
+    if getattr(cache, "page_size", 0) < _MIN_PAGE_SIZE_FOR_PREFIX_KEYS:
+        return None
+    return (self, *args), {**kwargs, "hicache_storage_pass_prefix_keys": True}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following weights that are replaced while the server runs.
+
+SGLang flushes its own tree after an update (if the request says so), but storage keeps the pages of the old weights,
+and they have the same keys. So a backend moves to another namespace once the flush has emptied the tree: until then,
+what is read and written still belongs to the old weights. Where no flush happened, pages of both kinds are in the tree
+and cannot be told apart; then nothing is served or stored until an update that flushes.
+
+What is known about the weights belongs to the process, not to a backend: one that is attached after an update must not
+believe that the model still has the weights it was started with.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from sglang_tardis.log import logger
+
+__all__ = ["LiveWeights", "around", "current", "forget", "register", "unregister"]
+
+
+class LiveWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last update left in the model; exactly one field is set.
+
+    Attributes:
+        model_path: folder or hub name that the weights were loaded from.
+        revision: a name never used before, for weights that came from memory or another process.
+        unknown: why it cannot be said which pages belong to the weights in use.
+    """
+
+    model_path: str | None = None
+    revision: str | None = None
+    unknown: str | None = None
+
+
+_lock = threading.Lock()
+_backends: weakref.WeakSet[Any] = weakref.WeakSet()
+_current: LiveWeights | None = None
+_hooks: dict[str, Callable[..., Any]] = {}
+
+
+def register(backend: Any) -> None:
+    """Have a backend told about weight updates in this process (its ``follow_weights`` is called)."""
+    with _lock:
+        _backends.add(backend)
+
+
+def unregister(backend: Any) -> None:
+    """Forget a backend that was closed."""
+    with _lock:
+        _backends.discard(backend)
+
+
+def current() -> LiveWeights | None:
+    """The outcome of the last update in this process; None while the model has the weights it was started with."""
+    return _current
+
+
+def forget() -> None:
+    """Return to the state of a process that has just started (a new model was loaded in it)."""
+    global _current
+    _current = None
+
+
+def around(method: str) -> Callable[..., Any]:
+    """The hook for one method of SGLang's scheduler-side weight updater; the same object at every call."""
+    if method not in _hooks:
+        _hooks[method] = _end_of_session(method) if method == "end_weight_update" else _update(method)
+    return _hooks[method]
+
+
+def _update(method: str) -> Callable[..., Any]:
+    def hook(original, self, recv_req, *args, **kwargs):
+        needs_session = method in ("update_weights_from_distributed", "update_weights_from_tensor")
+        refused = needs_session and hasattr(type(self), "_session") and self._session is None
+        try:
+            output = original(self, recv_req, *args, **kwargs)
+        except BaseException:
+            _became(LiveWeights(unknown=f"{method} raised an error, so the weights in use are unknown"))
+            raise
+        if refused and not getattr(output, "success", False):  # turned down before it touched any weight
+            return output
+        if not getattr(output, "success", False):
+            _became(LiveWeights(unknown=f"{method} did not succeed, so the weights in use are unknown"))
+        elif not getattr(recv_req, "flush_cache", False):
+            _became(LiveWeights(unknown=f"{method} did not flush the cache, which now mixes pages of both weights"))
+        elif method == "update_weights_from_disk" and getattr(recv_req, "load_format", None) != "dummy":
+            _became(LiveWeights(model_path=recv_req.model_path))
+        else:
+            _became(LiveWeights(revision=f"live:{uuid.uuid4().hex}"))
+        return output
+
+    hook.__name__ = f"tardis_{method}"
+    return hook
+
+
+def _end_of_session(method: str) -> Callable[..., Any]:
+    def hook(original, self, *args, **kwargs):
+        session = getattr(self, "_session", None)
+        output = original(self, *args, **kwargs)
+        # Weights written behind SGLang's back (RDMA) show only here: a session that loaded nothing itself.
+        if session is not None and not getattr(session, "loaded_weights", False):
+            _became(
+                LiveWeights(unknown="a weight-update session took its weights from outside SGLang, without a flush")
+            )
+        return output
+
+    hook.__name__ = f"tardis_{method}"
+    return hook
+
+
+def _became(weights: LiveWeights) -> None:
+    global _current
+    with _lock:
+        _current = weights
+        backends = list(_backends)
+    for backend in backends:
+        try:
+            backend.follow_weights(weights)
+        except Exception:
+            logger.exception("tardis: could not follow a weight update")

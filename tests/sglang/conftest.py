@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the plugin as SGLang would, and SGLang's cache code for a machine without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
+for folder in (REPOSITORY / "demo" / "cpu_support", Path(__file__).parent):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang is not installed in this environment: its cache code cannot be tested", allow_module_level=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sglang_with_tardis():
+    """SGLang's own plugin loader, then the hooks again in case the package is used from the source tree."""
+    import torch
+    from sglang.srt.plugins import load_plugins
+    from sglang_tardis.sglang import seams
+    from tardis_cpu_support import apply_cpu_support
+
+    torch.set_num_threads(1)  # small tensors: more threads only wait for each other
+    load_plugins()
+    seams.install_late()
+    apply_cpu_support()
+
+
+@pytest.fixture(autouse=True)
+def model_as_started():
+    """Weight updates are remembered per process; each test starts with the weights the server was started with."""
+    from sglang_tardis.sglang import weight_updates
+
+    weight_updates.forget()
+    yield
+    weight_updates.forget()
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Folder of a small checkpoint."""
+    from tree_server import write_checkpoint
+
+    return write_checkpoint(tmp_path / "model")

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks against the real SGLang 0.5.16, run in a process of their own (see test_sglang16.py).
+
+Prints one JSON object: name of the check -> null, or the traceback of its failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import sys
+import tempfile
+import time
+import traceback
+from array import array
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import numpy as np
+import torch
+
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS.parents[1] / "demo" / "cpu_support")]
+
+FOLDER = Path(tempfile.mkdtemp(prefix="tardis-sglang16-"))
+KEYS = [hashlib.sha256(bytes([i])).hexdigest() for i in range(8)]
+PAGE = 16
+
+
+def checkpoint(name, seed):
+    from safetensors.numpy import save_file
+
+    folder = FOLDER / name
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    save_file({"w": np.random.default_rng(seed).standard_normal((32, 32)).astype(np.float32)}, folder / "m.safetensors")
+    return folder
+
+
+def parser():
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def check_release():
+    import importlib.metadata
+
+    import sglang
+
+    assert importlib.metadata.version("sglang") == "0.5.16", sglang.__file__
+    from sglang.srt import server_args
+
+    assert isinstance(server_args.ServerArgs.__annotations__["hicache_write_policy"], str)  # the case that differs
+
+
+def check_seams():
+    from sglang_tardis.sglang import plugin
+
+    bad = [seam for seam in plugin.check_seams() if not seam.ok]
+    assert not bad, bad
+    names = {seam.name for seam in plugin.check_seams()}
+    assert {"draft", "extra keys", "weight updates", "prefix keys", "zero-copy", "attach"} <= names, names
+
+
+def check_command_line():
+    options = ["--model-path", "m", "--hicache-storage-backend"]
+    assert parser().parse_args([*options, "tardis"]).hicache_storage_backend == "tardis"
+    assert parser().parse_args([*options, "file"]).hicache_storage_backend == "file"
+    errors = io.StringIO()
+    try:
+        with redirect_stderr(errors):
+            parser().parse_args([*options, "tardiss"])
+    except SystemExit as error:
+        assert error.code == 2 and "tardis" in errors.getvalue()
+    else:
+        raise AssertionError("an unknown backend was accepted")
+
+
+class Server:
+    """0.5.16's HiRadixCache and HiCacheController on CPU tensors."""
+
+    def __init__(self, store, model, mla=False, layout="page_first", io="kernel", **overrides):
+        from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+        from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+        from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+        config = {"path": str(store), "capacity": "64MiB", "free_space_floor": 0, "prefetch_threshold": 1}
+        args = object.__new__(ServerArgs)  # its checks ask for a GPU; only the values matter here
+        for name, parameter in inspect.signature(ServerArgs).parameters.items():
+            default = parameter.default
+            setattr(args, name, None if default is inspect.Parameter.empty or "factory" in repr(default) else default)
+        values = dict(
+            model_path=str(model),
+            served_model_name="served",
+            device="cpu",
+            page_size=PAGE,
+            kv_cache_dtype="auto",
+            enable_hierarchical_cache=True,
+            hicache_ratio=2.0,
+            hicache_io_backend=io,
+            hicache_mem_layout=layout,
+            hicache_write_policy="write_through",
+            hicache_storage_backend="tardis",
+            hicache_storage_prefetch_policy="wait_complete",
+            hicache_storage_backend_extra_config=json.dumps(config),
+        )
+        for name, value in (values | overrides).items():
+            setattr(args, name, value)
+        set_global_server_args_for_scheduler(args)
+        common = dict(
+            size=1024, page_size=PAGE, dtype=torch.bfloat16, layer_num=3, device="cpu", enable_memory_saver=False
+        )
+        if mla:
+            self.pool = MLATokenToKVPool(kv_lora_rank=32, qk_rope_head_dim=8, **common)
+        else:
+            self.pool = MHATokenToKVPool(head_num=2, head_dim=32, **common)
+        self.allocator = PagedTokenToKVPoolAllocator(
+            size=1024, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=self.pool, need_sort=False
+        )
+        params = CacheInitParams(
+            req_to_token_pool=ReqToTokenPool(size=4, max_context_len=1024, device="cpu", enable_memory_saver=False),
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=PAGE,
+            disable=False,
+        )
+        self.cache = HiRadixCache(params=params, server_args=args)
+        self.cache.load_back_threshold = 0
+        self.controller = self.cache.cache_controller
+        self.count = 0
+        self.poison()
+
+    def rows(self):
+        pool = self.pool
+        for buffer in pool.kv_buffer if hasattr(pool, "kv_buffer") else [*pool.k_buffer, *pool.v_buffer]:
+            yield buffer.view(torch.uint8).view(buffer.shape[0], -1)
+
+    def poison(self):
+        self.controller.mem_pool_host.kv_buffer.view(torch.uint8).fill_(0xA5)
+        for rows in self.rows():
+            rows.fill_(0x5A)
+
+    def content(self, tokens, end, extra_key):
+        seed = hashlib.sha256(repr((extra_key, tokens[:end])).encode()).digest()
+        random = np.random.default_rng(np.frombuffer(seed, np.uint64))
+        return [torch.from_numpy(random.integers(0, 256, (PAGE, rows.shape[1]), np.uint8)) for rows in self.rows()]
+
+    def pump(self, done):
+        deadline = time.monotonic() + 30
+        while True:
+            self.cache.check_hicache_events()
+            if done():
+                return
+            assert time.monotonic() < deadline, "timed out"
+            time.sleep(0.005)
+
+    def match(self, tokens, extra_key):
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        return self.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), extra_key=extra_key)))
+
+    def prefill(self, tokens, extra_key=None):
+        """Returns (tokens in the tree, tokens from storage, tokens computed); compares every cached byte."""
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        cache = self.cache
+        match = self.match(tokens, extra_key)
+        node, had = match.last_host_node, len(match.device_indices) + match.host_hit_length
+        self.count += 1
+        request = f"request-{self.count}"
+        prefix_keys = node.get_prefix_hash_values(node.parent) if cache.hicache_storage_pass_prefix_keys else None
+        cache.prefetch_from_storage(request, node, array("q", tokens[had:]), node.get_last_hash_value(), prefix_keys)
+        self.pump(lambda: cache.check_prefetch_progress(request))
+        loaded = cache.pop_prefetch_loaded_tokens(request)
+        match = self.match(tokens, extra_key)
+        slots = match.device_indices
+        if match.host_hit_length:
+            fresh = cache.load_back(match.last_host_node)
+            assert fresh is not None
+            cache.ready_to_load_host_cache()
+            self.pump(lambda: not cache.ongoing_load_back)
+            slots = self.match(tokens, extra_key).device_indices
+        cached = len(slots)
+        for start in range(0, cached, PAGE):
+            for rows, content in zip(self.rows(), self.content(tokens, start + PAGE, extra_key), strict=True):
+                assert torch.equal(rows[slots[start : start + PAGE]], content), f"foreign bytes at token {start}"
+        if cached < len(tokens):
+            new = self.allocator.alloc(len(tokens) - cached)
+            for start in range(cached, len(tokens), PAGE):
+                for rows, content in zip(self.rows(), self.content(tokens, start + PAGE, extra_key), strict=True):
+                    rows[new[start - cached : start - cached + PAGE]] = content
+            value = torch.cat([slots, new])
+            cache.insert(InsertParams(key=RadixKey(array("q", tokens), extra_key=extra_key), value=value))
+            self.pump(lambda: not cache.ongoing_write_through and not cache.ongoing_backup)
+        return had, loaded, len(tokens) - cached
+
+    def flush(self):
+        self.cache.reset()
+        self.allocator.clear()
+        self.poison()
+
+    def close(self):
+        import atexit
+
+        self.cache.detach_storage_backend()
+        atexit.unregister(self.cache.shutdown)
+
+
+def tokens(seed, pages):
+    return np.random.default_rng(seed).integers(3, 1000, pages * PAGE).tolist()
+
+
+def round_trip(name, **options):
+    model = checkpoint(f"model-{name}", 1)
+    server = Server(FOLDER / name, model, **options)
+    controller = server.controller
+    assert controller.page_get_func == controller._page_get_zero_copy
+    assert controller.page_set_func == controller._page_set_zero_copy
+    assert server.cache.hicache_storage_pass_prefix_keys
+    prompt = tokens(1, 6)
+    assert server.prefill(prompt) == (0, 0, 96)
+    assert server.prefill(prompt[:64] + tokens(2, 2)) == (64, 0, 32)
+    server.flush()
+    assert server.prefill(prompt) == (0, 96, 0)
+    server.close()
+    server = Server(FOLDER / name, model, **options)
+    assert server.prefill(prompt[:64] + tokens(2, 2)) == (0, 96, 0)
+    assert server.prefill(tokens(3, 2)) == (0, 0, 32)
+    server.close()
+    other = Server(FOLDER / name, checkpoint(f"other-{name}", 2), **options)
+    assert other.prefill(prompt) == (0, 0, 96)
+    other.close()
+
+
+def check_round_trip_page_first():
+    round_trip("page_first")
+
+
+def check_round_trip_page_first_direct():
+    round_trip("page_first_direct", layout="page_first_direct", io="direct")
+
+
+def check_round_trip_layer_first():
+    round_trip("layer_first", layout="layer_first")
+
+
+def check_round_trip_mla():
+    round_trip("mla", mla=True)
+
+
+def check_long_prompt_has_parents():
+    """More than one batch from the root: the release does not extend an empty list of earlier keys."""
+    server = Server(FOLDER / "long", checkpoint("model-long", 1), page_size=PAGE)
+    backend = server.controller.storage_backend
+    namespace, calls = backend._current(), []
+    original = namespace.set
+    namespace.set = lambda hashes, pieces, parent=None: (
+        calls.append((hashes, parent)) or original(hashes, pieces, parent)
+    )
+    first = tokens(1, 60)
+    # one operation of several batches, through the real backup thread
+    host = server.controller.mem_pool_host
+    indices = host.alloc(60 * PAGE)
+    import sglang.srt.managers.cache_controller as module
+
+    module.STORAGE_BATCH_SIZE = 25
+    keys = [hashlib.sha256(f"{i}".encode()).hexdigest() for i in range(60)]
+    try:
+        server.controller.write_storage(indices, first, keys, [])
+        deadline = time.monotonic() + 20
+        while server.controller.ack_backup_queue.empty():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        module.STORAGE_BATCH_SIZE = 128
+    server.controller.ack_backup_queue.get()
+    assert [len(hashes) for hashes, _ in calls] == [25, 25, 10]
+    assert [parent for _, parent in calls] == [None, bytes.fromhex(keys[24]), bytes.fromhex(keys[49])]
+    server.close()
+
+
+def check_adapters_and_salts_are_apart():
+    """This release's keys leave the adapter out; such prompts must be neither stored nor found."""
+    server = Server(FOLDER / "lora", checkpoint("model-lora", 1))
+    prompt = tokens(1, 6)
+    assert server.prefill(prompt, "adapter") == (0, 0, 96)
+    server.flush()
+    assert server.prefill(prompt) == (0, 0, 96)  # not the adapter's pages
+    server.flush()
+    had, _, computed = server.prefill(prompt, "adapter")  # not the plain ones either (prefill compares)
+    assert (had, computed) == (0, 96)
+    assert server.prefill(prompt[:32] + tokens(5, 3), "adapter")[2] == 48
+    server.flush()
+    assert server.prefill(prompt) == (0, 96, 0)
+    server.close()
+
+
+def check_detach_attach():
+    server = Server(FOLDER / "attach", checkpoint("model-attach", 1))
+    prompt = tokens(1, 4)
+    server.prefill(prompt)
+    assert server.cache.detach_storage_backend()[0]
+    server.flush()
+    config = json.dumps({"path": str(FOLDER / "attach"), "prefetch_threshold": 1, "free_space_floor": 0})
+    ok, message = server.cache.attach_storage_backend("tardis", '{"nonsense": 1}', served_model_name="served")
+    assert not ok and "nonsense" in message, message
+    ok, message = server.cache.attach_storage_backend("tardis", config, served_model_name="served")
+    assert ok, message
+    assert server.prefill(prompt) == (0, 64, 0)
+    assert server.cache.clear_storage_backend()
+    server.flush()
+    assert server.prefill(prompt) == (0, 0, 64)
+    server.close()
+
+
+def check_draft_kv_is_refused():
+    from sglang_tardis.sglang.host_pool import UnsupportedPoolError
+
+    server = Server(FOLDER / "draft", checkpoint("model-draft", 1))
+    server.controller.has_draft = True
+    try:
+        server.controller._maybe_register_draft_with_storage()
+    except UnsupportedPoolError as error:
+        assert "'draft'" in str(error)
+    else:
+        raise AssertionError("draft KV was accepted")
+    server.close()
+
+
+def check_weight_updates():
+    from types import SimpleNamespace
+
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+    from sglang_tardis.sglang import weight_updates
+
+    server = Server(FOLDER / "update", checkpoint("model-update", 1))
+    new = checkpoint("model-update-new", 2)
+    prompt = tokens(1, 4)
+    server.prefill(prompt)
+
+    def flush_cache(empty_cache=True):
+        server.flush()
+        return True
+
+    updater = object.__new__(SchedulerWeightUpdaterManager)
+    worker = SimpleNamespace(update_weights_from_disk=lambda request: (True, ""))
+    values = dict(
+        tp_worker=worker, draft_worker=None, metrics_collector=None, flush_cache=flush_cache, tp_cpu_group=None
+    )
+    for name, value in values.items():
+        setattr(updater, name, value)
+    request = SimpleNamespace(model_path=str(new), flush_cache=True, torch_empty_cache=False, load_format=None)
+    assert updater.update_weights_from_disk(request).success
+    assert weight_updates.current().model_path == str(new)
+    assert server.prefill(prompt) == (0, 0, 64)
+    request.flush_cache = False
+    assert updater.update_weights_from_disk(request).success
+    assert weight_updates.current().unknown
+    server.flush()
+    assert server.prefill(prompt) == (0, 0, 64)
+    weight_updates.forget()
+    server.close()
+
+
+def check_failed_hook_stops_the_start():
+    from sglang.srt.managers.cache_controller import HiCacheController
+    from sglang_tardis.sglang.seams import SeamError
+
+    hooked = HiCacheController.attach_storage_backend
+    HiCacheController.attach_storage_backend = hooked.__wrapped__
+    try:
+        Server(FOLDER / "hook", checkpoint("model-hook", 1))
+    except SeamError as error:
+        assert "0.5.16" in str(error) and "zero-copy" in str(error), error
+    else:
+        raise AssertionError("the server started without the hook")
+    finally:
+        HiCacheController.attach_storage_backend = hooked
+
+
+def main() -> int:
+    import torch.distributed
+    from sglang.srt.plugins import load_plugins
+    from sglang_tardis.sglang import seams
+    from tardis_cpu_support import apply_cpu_support
+
+    torch.set_num_threads(1)
+    load_plugins()
+    seams.install_late()
+    apply_cpu_support()
+    import sglang.srt.managers.cache_controller as cache_controller
+
+    cache_controller.device_module = torch.cpu  # this release takes CUDA's streams even where tensors are on the CPU
+    torch.distributed.init_process_group("gloo", init_method=f"file://{FOLDER / 'rendezvous'}", rank=0, world_size=1)
+    from sglang.srt.runtime_context import get_parallel
+
+    with get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1):
+        print("RESULTS " + json.dumps(run(sys.argv[1:])), flush=True)
+    return 0
+
+
+def run(chosen):
+    results = {}
+    for name, function in list(globals().items()):
+        if name.startswith("check_") and (not chosen or name in chosen):
+            try:
+                function()
+                results[name] = None
+            except BaseException:
+                results[name] = traceback.format_exc()
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())
