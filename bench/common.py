@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmark scripts share: facts about the machine, the options `--quick` and `--json`, and the result file.
+
+A result file is one JSON object::
+
+    {"machine": {...}, "command": "...", "rows": [{"case", "system", "size", "value", "unit", "limit", "ratio", ...}]}
+
+`value` is what was measured, `limit` the best the same machine could do at that (measured in the same run where the
+script can; null where there is no meaningful one), `ratio` how near the value comes to the limit: 1.0 is at the limit,
+for times limit / value, for rates value / limit. Further keys of a row are named by the script that writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from typing import Any
+
+PACKAGES = ("sglang-tardis", "sglang", "sglang-kernel", "torch", "transformers", "triton", "numpy")
+# Units in which less is better; a ratio is limit / value for these.
+TIME_UNITS = frozenset({"ms", "s", "us"})
+
+
+def _first_line(path: str, key: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                if line.startswith(key):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return None
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def file_system(folder: str | os.PathLike) -> str:
+    """Type of the file system that holds `folder`, for example "ext4" or "tmpfs"; "unknown" if /proc does not say."""
+    real = os.path.realpath(folder)
+    best, kind = "", "unknown"
+    try:
+        with open("/proc/self/mounts", encoding="utf-8") as mounts:
+            for line in mounts:
+                _, mount, fstype, *_ = line.split()
+                mount = mount.replace("\\040", " ")
+                inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+                if inside and len(mount) >= len(best):
+                    best, kind = mount, fstype
+    except OSError:
+        pass
+    return kind
+
+
+def is_memory(folder: str | os.PathLike) -> bool:
+    """True where "disk" numbers are memory numbers: the folder lies on tmpfs or ramfs."""
+    return file_system(folder) in ("tmpfs", "ramfs")
+
+
+def machine_facts(*folders: str | os.PathLike) -> dict[str, Any]:
+    """Hardware, kernel, driver and package versions, and the file system of each folder. Imports no package."""
+    facts: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "cpu": _first_line("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _first_line("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {},
+        "file_systems": {str(folder): file_system(folder) for folder in folders},
+    }
+    for name in PACKAGES:
+        try:
+            facts["packages"][name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    gpu = _output(
+        [
+            "nvidia-smi",
+            "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max",
+            "--format=csv,noheader",
+        ]
+    )
+    facts["gpu"] = gpu.splitlines() if gpu else None
+    if gpu:
+        banner = _output(["nvidia-smi"]) or ""
+        facts["cuda_driver"] = next(
+            (x.split("CUDA Version:")[1].split()[0] for x in banner.splitlines() if "CUDA Version:" in x), None
+        )
+    return facts
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every benchmark script has."""
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer repetitions and smaller sizes: a check that it works"
+    )
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="write the results there, again after each row"
+    )
+
+
+class Report:
+    """The result table: rows are printed and, with a file, written as they come, so that a cut run leaves them."""
+
+    def __init__(self, file: pathlib.Path | None, machine: dict[str, Any], **extra: Any) -> None:
+        self.file, self.machine, self.extra = file, machine, extra
+        self.command = shlex.join([pathlib.Path(sys.executable).name, *sys.argv])
+        self.rows: dict[tuple, dict[str, Any]] = {}
+        self.save()
+
+    def add(
+        self, case: str, system: str, size: Any, value: float, unit: str, limit: float | None = None, **extra: Any
+    ) -> dict[str, Any]:
+        """Add one row; a row of the same case, system and size is replaced."""
+        ratio = None
+        if limit and value:
+            ratio = round(limit / value if unit in TIME_UNITS else value / limit, 3)
+        row = {
+            "case": case,
+            "system": system,
+            "size": size,
+            "value": round(value, 3),
+            "unit": unit,
+            "limit": None if limit is None else round(limit, 3),
+            "ratio": ratio,
+            **extra,
+        }
+        self.rows[case, system, str(size)] = row
+        bound = "" if limit is None else f"  limit {limit:9.2f}  ratio {ratio:5.2f}"
+        print(f"{case:28s} {system:24s} {size!s:>8s} {value:10.2f} {unit:5s}{bound}", flush=True)
+        self.save()
+        return row
+
+    def note(self, **extra: Any) -> None:
+        """Add keys beside the rows, for example server flags."""
+        self.extra.update(extra)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file through a rename, so that a reader never sees half of it."""
+        if self.file is None:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        content = {"machine": self.machine, "command": self.command, "rows": list(self.rows.values()), **self.extra}
+        partial = self.file.with_name(self.file.name + ".partial")
+        partial.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+        partial.replace(self.file)
