@@ -279,7 +279,7 @@ def test_without_the_core(capsys, monkeypatch):
 
 
 def test_usage_errors_exit_with_2(capsys):
-    for argv in ([], ["nonsense"], ["info", "a", "b"], ["verify", "--fix"], ["doctor", "--path"]):
+    for argv in ([], ["nonsense"], ["info", "a", "b"], ["verify", "--fix"], ["doctor", "a", "b"]):
         with pytest.raises(SystemExit) as caught:
             main(argv)
         assert caught.value.code == 2
@@ -323,9 +323,9 @@ def no_sglang(monkeypatch):
 
 
 def test_doctor_on_a_store(store: Path, capsys, no_sglang):
-    status, found = findings(capsys, "--path", str(store))
+    status, found = findings(capsys, str(store))
     assert status == 0
-    assert found["configuration"]["detail"] == f"store at {store} (from --path)"
+    assert found["configuration"]["detail"] == f"store at {store} (from PATH)"
     path = found["storage path"]
     assert path["status"] == "ok" and "why: " in path["detail"]
     from sglang_tardis.store import probe
@@ -370,12 +370,12 @@ def test_doctor_with_a_wrong_configuration(capsys, monkeypatch, no_sglang):
 
 def test_doctor_without_the_core(tmp_path: Path, capsys, monkeypatch, no_sglang):
     monkeypatch.setitem(sys.modules, "sglang_tardis.store", None)
-    status, found = findings(capsys, "--path", str(tmp_path))
+    status, found = findings(capsys, str(tmp_path))
     assert status == 1 and "reinstall" in found["core"]["detail"]
 
 
 def test_doctor_in_words(tmp_path: Path, capsys, no_sglang):
-    _, out, _ = run(capsys, "doctor", "--path", str(tmp_path))
+    _, out, _ = run(capsys, "doctor", str(tmp_path))
     assert {line.split()[0] for line in out.splitlines()} <= {"ok", "note", "problem"}
     assert len(out.splitlines()) >= 7
 
@@ -383,7 +383,7 @@ def test_doctor_in_words(tmp_path: Path, capsys, no_sglang):
 def test_doctor_does_not_import_torch_or_sglang(tmp_path: Path):
     program = (
         "import sys; from sglang_tardis.cli import doctor; doctor._version = lambda package: None;"
-        "from sglang_tardis.cli.main import main; main(['doctor', '--path', sys.argv[1]]);"
+        "from sglang_tardis.cli.main import main; main(['doctor', sys.argv[1]]);"
         "assert not {'torch', 'sglang'} & set(sys.modules)"
     )
     subprocess.run(
@@ -430,7 +430,7 @@ def test_doctor_on_seams_that_answer_or_do_not(monkeypatch, program: str, expect
 def test_doctor_checks_the_installed_sglang(tmp_path: Path, capsys):
     if doctor._version("sglang") is None:
         pytest.skip("SGLang is not installed")
-    _, found = findings(capsys, "--path", str(tmp_path))
+    _, found = findings(capsys, str(tmp_path))
     seams = {name: one for name, one in found.items() if name.startswith("seam")}
     assert len(seams) >= 4 and all(one["status"] == "ok" for one in seams.values()), seams
 

@@ -51,7 +51,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         description="Test the storage path and what surrounds it. Writes and removes one small file in the folder; "
         "starts no server. Exit status: 0 usable, 1 a problem was found.",
     )
-    parser.add_argument("--path", metavar="PATH", help="folder of the store; by default the configured one")
+    parser.add_argument("path", nargs="?", metavar="PATH", help="folder of the store; by default the configured one")
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
     parser.set_defaults(run=run)
 
@@ -88,7 +88,7 @@ def _configuration(path: str | None) -> tuple[TardisConfig | None, Finding]:
     except ConfigError as error:
         return None, Finding("configuration", "problem", str(error))
     source = (
-        "--path" if path is not None else ENVIRONMENT_VARIABLE if os.environ.get(ENVIRONMENT_VARIABLE) else "defaults"
+        "PATH" if path is not None else ENVIRONMENT_VARIABLE if os.environ.get(ENVIRONMENT_VARIABLE) else "defaults"
     )
     return config, Finding("configuration", "ok", f"store at {config.path} (from {source})")
 

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print the README's performance tables from the JSON files in bench/results.
+
+python bench/tables.py          prints them
+python bench/tables.py --check  exits 1 unless README.md contains them
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+
+
+def rows(name: str) -> dict[tuple[str, str, str], dict]:
+    report = json.loads((RESULTS / name).read_text("utf-8"))
+    return {(row["case"], row["system"], str(row["size"])): row for row in report["rows"]}
+
+
+def ttft_table() -> list[str]:
+    """Time to first token by tier: one column a layout and prompt length."""
+    found = rows("h200_serving_ttft.json")
+    layouts = ("page_first", "page_first_direct")
+    sizes = ("8192", "32768")
+    systems = {
+        "recompute": "recompute",
+        "device": "device hit",
+        "host": "DRAM hit (HiCache)",
+        "tardis": "**tardis**, verified",
+        "tardis restart": "**tardis**, verified, first hit after a server restart",
+        "tardis-unverified": "tardis, verification off",
+        "readv": "plain readv backend, 8 threads, no checks",
+        "file": "SGLang's `file` backend",
+    }
+    lines = [
+        "| TTFT, ms | " + " | ".join(f"{layout}, {int(size) // 1024}K" for layout in layouts for size in sizes) + " |",
+        "|---|" + "---|" * (len(layouts) * len(sizes)),
+    ]
+    for system, title in systems.items():
+        cells = []
+        for layout in layouts:
+            for size in sizes:
+                row = found.get((f"ttft {layout}", system, size))
+                cells.append(f"{row['value']:.0f}" if row else "-")
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def store_table() -> list[str]:
+    """Native store beside plain preadv/pwritev of the same bytes in the same run."""
+    lines = ["| GB/s | 128 KiB | 1 MiB | 8 MiB |", "|---|---|---|---|"]
+    places = {"h200_store_throughput_disk.json": "virtual disk, O_DIRECT", "h200_store_throughput_tmpfs.json": "tmpfs"}
+    cases = (
+        ("read, verified", "tardis"),
+        ("read", "preadv/pwritev"),
+        ("write", "tardis"),
+        ("write", "preadv/pwritev"),
+    )
+    for name, place in places.items():
+        found = rows(name)
+        for case, system in cases:
+            values = [found[(case, system, size)]["value"] for size in ("128KiB", "1024KiB", "8192KiB")]
+            lines.append(f"| {place}: {case}, {system} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    tables = ["\n".join(ttft_table()), "\n".join(store_table())]
+    if not arguments.check:
+        print("\n\n".join(tables))
+        return 0
+    readme = (ROOT / "README.md").read_text("utf-8")
+    missing = [table for table in tables if table not in readme]
+    for table in missing:
+        print("README.md does not contain this table:\n" + table)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
