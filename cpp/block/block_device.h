@@ -40,7 +40,7 @@ struct BlockDeviceOptions {
   Engine engine = Engine::kAuto;
   Direct direct = Direct::kAuto;
   std::uint32_t queue_depth = 128;     // SQEs in flight for one run()
-  std::uint32_t workers = 0;           // threads of the pool that does sync I/O and runs completions; 0: min(16, CPUs)
+  std::uint32_t workers = 0;           // threads of the pool that does sync I/O and runs completions; 0: twice the CPUs, 8 to 16
   std::uint32_t bounce_buffers = 32;   // bound of the aligned bounce pool
   std::uint32_t bounce_bytes = 1u << 20;
 };

@@ -233,7 +233,8 @@ Result<std::unique_ptr<BlockDevice>> open_block_device(const std::string& folder
   if (!choice) return choice.error();
 
   std::size_t threads = options.workers;
-  if (threads == 0) threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 16);
+  // With the sync engine a thread is a place in the drive's queue, so few CPUs still get several.
+  if (threads == 0) threads = std::clamp<std::size_t>(2 * std::size_t{std::thread::hardware_concurrency()}, 8, 16);
   auto workers = WorkerPool::create(threads);
   if (!workers) return workers.error();
   DeviceSetup setup{options, choice->geometry, std::move(choice->report), keep_open_fd};

@@ -26,8 +26,9 @@ constexpr const char* kNamespacesFolder = "namespaces";
 constexpr const char* kSegmentSuffix = ".seg";
 constexpr std::size_t kSuperblockFileBytes = 4096;
 
+// KV is as private as the prompts it came from: folders and files are the owner's alone.
 Status make_folder(const std::string& path) {
-  if (::mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) {
+  if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return errno_error(errno, path);
     if (!S_ISDIR(status.st_mode)) return Error{Code::kInvalidArgument, path + ": expected a folder, found a file"};
@@ -68,7 +69,7 @@ Result<std::string> read_file(const std::string& path, std::size_t limit) {
 
 Status write_file_durably(const std::string& folder, const std::string& name, const void* data, std::size_t bytes) {
   const std::string path = folder + "/" + name, fresh = path + ".new";
-  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd) return errno_error(errno, fresh);
   const auto* from = static_cast<const char*>(data);
   for (std::size_t at = 0; at < bytes;) {
@@ -136,7 +137,7 @@ Status StoreFolder::create_folders() {
 
 Status StoreFolder::lock() {
   const std::string file = path_ + "/" + kLockFile;
-  UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd) return errno_error(errno, file + ": cannot open the store's lock");
   struct flock range = whole_file(F_WRLCK);
   // The rings of a process that was killed give the lock back a moment after it, when their I/O has ended.
@@ -211,8 +212,9 @@ Status StoreFolder::read_superblock() {
     return Error{Code::kCorrupt, file + ": fails its checksum; restore it from a backup or choose another path"};
   }
   const StoreSuperblock& s = superblock_;
-  const bool sane = s.format_version == kFormatVersion && s.chunk_bytes == kChunkBytes && s.segment_bytes > 0 &&
-                    s.segment_bytes % kTableBlockBytes == 0 && s.block_bytes >= 512 && s.block_bytes <= kTableBlockBytes &&
+  const bool sane = s.format_version == kFormatVersion && s.chunk_bytes == kChunkBytes && s.segment_bytes >= kMinSegmentBytes &&
+                    s.segment_bytes <= kMaxSegmentBytes && s.segment_bytes % kTableBlockBytes == 0 &&
+                    s.capacity_bytes >= s.segment_bytes + kMetadataBytes && s.block_bytes >= 512 && s.block_bytes <= kTableBlockBytes &&
                     (s.block_bytes & (s.block_bytes - 1)) == 0;
   if (!sane) return Error{Code::kCorrupt, file + ": contradicts itself"};
   return {};

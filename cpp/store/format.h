@@ -21,6 +21,8 @@ inline constexpr std::uint64_t kFirstPayloadAlign = 1u << 20;  // the first slot
 inline constexpr std::uint64_t kSlotAlign = 4096;
 inline constexpr std::uint64_t kMinSegmentBytes = 4u << 20;
 inline constexpr std::uint64_t kMaxAutoSegmentBytes = 1u << 30;
+inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1} << 40;  // so that no offset or count in one can overflow
+inline constexpr std::uint64_t kMetadataBytes = 1u << 20;  // superblock file, lock, namespace texts: part of the capacity
 inline constexpr std::uint32_t kMaxRegions = 4;
 
 using Hash256 = std::array<std::uint8_t, 32>;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rebuilds the index from header tables alone.
 #include <algorithm>
+#include <map>
+#include <set>
 #include <unordered_set>
 
 #include "store/counters.h"
+#include "store/digest.h"
 #include "store/scan.h"
 #include "store/store.h"
 
@@ -14,7 +17,22 @@ struct Found {
   Claim claim;
   SlotRef where;
   bool dirty;  // its segment was being written when the store was last in use
+  bool torn;   // ... and its digest table entry is of another object
 };
+
+Status erase_headers(Segment& segment, const std::vector<std::uint32_t>& slots) {
+  if (slots.empty()) return {};
+  auto table = segment.table();
+  if (!table) return table.error();
+  std::set<std::uint64_t> blocks;
+  for (const std::uint32_t slot : slots) {
+    (*table)->header(slot) = {};
+    (*table)->blocks_of(slot, blocks);
+  }
+  const Status status = segment.write_table(blocks);
+  segment.drop_table();
+  return status;
+}
 
 }  // namespace
 
@@ -64,7 +82,8 @@ Status Store::recover() {
         // In a dirty or truncated segment a broken header is what a crash leaves: an ordinary free slot.
         if (!segment.dirty() && !segment.suspect() && !segment.truncated()) set_state({id, slot}, SlotState::kQuarantined);
       } else if (belief == Belief::kObject) {
-        found.push_back({{segment.file(), facts.geometry.slot_offset(slot), header}, {id, slot}, segment.dirty()});
+        const bool torn = segment.dirty() && digest_root(ObjectGeometry::of(header), (*table)->digests(slot)) != header.root_digest;
+        found.push_back({{segment.file(), facts.geometry.slot_offset(slot), header}, {id, slot}, segment.dirty(), torn});
         durable = std::max(durable, header.last_durable_group);
         last_group = std::max(last_group, header.flush_group);
       }
@@ -75,19 +94,25 @@ Status Store::recover() {
   // Pages of groups that no header proves durable are believed only after their payload was read.
   std::vector<Claim> claims;
   std::vector<std::size_t> claimed;
+  std::unordered_set<std::size_t> rejected;
   for (std::size_t i = 0; i < found.size(); ++i) {
-    if (!found[i].dirty || found[i].claim.header.flush_group <= durable) continue;
+    if (found[i].torn) rejected.insert(i);
+    if (found[i].torn || !found[i].dirty || found[i].claim.header.flush_group <= durable) continue;
     claims.push_back(found[i].claim);
     claimed.push_back(i);
   }
   verify_claims(*device_, claims, {});
-  std::unordered_set<std::size_t> rejected;
   for (std::size_t k = 0; k < claims.size(); ++k) {
     found[claimed[k]].claim.verified = claims[k].verified;
-    if (!claims[k].verified) rejected.insert(claimed[k]);
+    if (claims[k].verified) {
+      counters_->recovered_verified += 1;
+    } else {
+      rejected.insert(claimed[k]);
+    }
   }
-  counters_->recovered_verified += claims.size() - rejected.size();
   counters_->recovered_rejected += rejected.size();
+  std::map<std::uint32_t, std::vector<std::uint32_t>> rejected_slots;  // by segment
+  for (const std::size_t i : rejected) rejected_slots[found[i].where.segment].push_back(found[i].where.slot);
 
   // The newest generation of a key wins; insertion goes from old to new, which is also the order of recency.
   std::vector<std::size_t> order;
@@ -134,8 +159,10 @@ Status Store::recover() {
     }
     if (!segment->dirty()) continue;
     notes_.push_back(segment->path() + ": was not closed; recovered");
+    // Headers that were not believed go: later groups will be durable, and would vouch for these by their number.
+    Status status = erase_headers(*segment, rejected_slots[id]);
     // What was just read may still be in the operating system's cache only.
-    Status status = segment->flush();
+    if (status) status = segment->flush();
     if (status) status = segment->set_flags(kSegmentDirty | kSegmentSuspect);
     if (!status) return status;
   }

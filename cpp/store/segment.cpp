@@ -113,7 +113,7 @@ Result<std::unique_ptr<Segment>> Segment::load(BlockDevice& device, const std::s
   }
   segment->geometry_ = SegmentGeometry::of(s);
   const SegmentGeometry expected = SegmentGeometry::of(bytes, s.slot_bytes, s.digests_per_slot);
-  if (s.slots == 0 || expected.slots != s.slots || expected.payload_offset != s.payload_offset ||
+  if (s.slots == 0 || s.slot_bytes % kSlotAlign != 0 || expected.slots != s.slots || expected.payload_offset != s.payload_offset ||
       expected.digest_table_offset != s.digest_table_offset || expected.header_table_offset != s.header_table_offset) {
     return Error{Code::kCorrupt, path + ": the segment superblock contradicts itself"};
   }

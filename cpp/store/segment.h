@@ -95,6 +95,8 @@ class Segment {
   std::vector<Slot> slots;
   std::uint32_t free_slots = 0;
   std::uint32_t next_slot = 0;  // where the search for a free slot starts
+  std::uint32_t flush_failures = 0;
+  bool doubtful = false;  // a write or flush failed: some slot may not hold what its header says
   bool reclassing = false;
 
  private:

@@ -62,7 +62,7 @@ void Store::take_free(SlotClass slot_class, std::size_t need, std::vector<SlotRe
   }
 }
 
-std::vector<SlotRef> Store::reserve(SlotClass slot_class, std::size_t need) {
+std::vector<SlotRef> Store::reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure) {
   std::vector<SlotRef> out;
   out.reserve(need);
   while (true) {
@@ -72,9 +72,11 @@ std::vector<SlotRef> Store::reserve(SlotClass slot_class, std::size_t need) {
     }
     if (out.size() == need) return out;
     const Result<bool> grown = grow(slot_class);
-    if (!grown) note_failure(grown.error());
+    if (!grown) failure = grown.error();
     if (grown && *grown) continue;
-    if (convert_segment(slot_class)) continue;
+    const Result<bool> converted = convert_segment(slot_class);
+    if (!converted) failure = converted.error();
+    if (converted && *converted) continue;
     const std::lock_guard lock(mutex_);
     if (evict(slot_class, need - out.size()) == 0) return out;
   }
@@ -94,11 +96,14 @@ Result<bool> Store::grow(SlotClass slot_class) {
   auto free = folder_.free_bytes();
   if (!free) return free.error();
   const std::uint64_t bytes = folder_.superblock().segment_bytes;
-  if (*free < bytes + options_.free_space_floor) return false;
+  if (*free < bytes || *free - bytes < options_.free_space_floor) {
+    return Error{Code::kNoSpace, folder_.path() + ": " + human_bytes(*free) + " free; another segment of " + human_bytes(bytes) +
+                                     " would not leave free_space_floor (" + human_bytes(options_.free_space_floor) +
+                                     "); free space there or lower free_space_floor"};
+  }
   auto segment = Segment::create(*device_, folder_.segment_path(id), id, folder_.superblock().uuid, bytes, slot_class);
   if (!segment) {
     (void)folder_.remove_segment(id);
-    if (segment.error().code == Code::kNoSpace) return false;  // others filled the disk: work with the segments there are
     return segment.error();
   }
   if (Status status = folder_.sync_segments_folder(); !status) return status.error();
@@ -149,7 +154,7 @@ Segment* Store::choose_victim(SlotClass slot_class) {
   return victim;
 }
 
-bool Store::convert_segment(SlotClass slot_class) {
+Result<bool> Store::convert_segment(SlotClass slot_class) {
   const std::lock_guard grow(grow_mutex_);
   Segment* victim = nullptr;
   {
@@ -181,12 +186,12 @@ bool Store::convert_segment(SlotClass slot_class) {
   const std::lock_guard lock(mutex_);
   auto owner = segments_.extract(victim->id());
   if (!status) {
-    note_failure(status.error());
     unreadable_[owner.key()] = status.error().message;
     retired_.push_back(std::move(owner.mapped()));  // an open flush group may still name it
-    return false;
+    return status.error();
   }
   victim->adopt_class();
+  victim->reclassing = false;
   adopt_segment(std::move(owner.mapped()));
   return true;
 }

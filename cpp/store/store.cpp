@@ -14,7 +14,6 @@ namespace tardis {
 namespace {
 
 constexpr std::uint64_t kGiB = 1u << 30;
-constexpr std::uint64_t kMetadataBytes = 1u << 20;  // superblock file, lock and namespace texts: part of the capacity
 constexpr std::uint32_t kFilesBesideSegments = 256;
 
 std::uint64_t auto_segment_bytes(std::uint64_t capacity, std::uint64_t object_bytes) {
@@ -47,16 +46,17 @@ Status make_superblock(StoreFolder& folder, const StoreOptions& options, const P
   s.segment_bytes = options.segment_bytes != 0 ? options.segment_bytes
                                                : auto_segment_bytes(s.capacity_bytes, options.object_bytes_hint);
   s.segment_bytes = round_up(s.segment_bytes, kTableBlockBytes);
-  if (s.segment_bytes < kMinSegmentBytes) {
-    return Error{Code::kInvalidArgument, "segment_size: expected at least " + human_bytes(kMinSegmentBytes) + ", found " +
-                                             human_bytes(s.segment_bytes)};
+  if (s.segment_bytes < kMinSegmentBytes || s.segment_bytes > kMaxSegmentBytes) {
+    return Error{Code::kInvalidArgument, "segment_size: expected " + human_bytes(kMinSegmentBytes) + " to " +
+                                             human_bytes(kMaxSegmentBytes) + ", found " + human_bytes(s.segment_bytes)};
   }
   if (s.capacity_bytes < s.segment_bytes + kMetadataBytes) {
     return Error{options.capacity_bytes != 0 ? Code::kInvalidArgument : Code::kNoSpace,
                  "capacity: expected at least one segment (" + human_bytes(s.segment_bytes + kMetadataBytes) + "), found " +
                      human_bytes(s.capacity_bytes) + " for " + folder.path() + "; raise capacity or free space there"};
   }
-  if (*free < s.segment_bytes + kMetadataBytes + options.free_space_floor) {
+  const std::uint64_t first_segment = s.segment_bytes + kMetadataBytes;
+  if (*free < first_segment || *free - first_segment < options.free_space_floor) {
     return Error{Code::kNoSpace, folder.path() + ": " + human_bytes(*free) + " free; a first segment of " +
                                      human_bytes(s.segment_bytes) + " and free_space_floor " +
                                      human_bytes(options.free_space_floor) +
@@ -97,7 +97,8 @@ Status match_settings(StoreFolder& folder, const StoreOptions& options, const Pa
 
 }  // namespace
 
-Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreOptions& options, bool create) {
+Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreOptions& options, bool create,
+                                           const DeviceFactory& make_device) {
   StoreFolder folder(path);
   if (!folder.has_superblock()) {
     if (!create) return Error{Code::kNotFound, path + ": no tardis store here"};
@@ -110,7 +111,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
     if (Status status = folder.read_superblock(); !status) return status.error();
     if (Status status = folder.create_folders(); !status) return status.error();
   }
-  auto device = open_block_device(path, options.device, folder.lock_fd());
+  auto device = make_device(path, options.device, folder.lock_fd());
   if (!device) return device.error();
   const PathReport& report = (*device)->report();
   if (Status status = fresh ? make_superblock(folder, options, report) : match_settings(folder, options, report); !status) {
@@ -127,6 +128,7 @@ Store::Store(Passkey, StoreFolder folder, const StoreOptions& options, std::uniq
     : folder_(std::move(folder)),
       options_(options),
       device_(std::move(device)),
+      path_report_(device_->report()),
       // One reuse is worth as many touches as a quarter of the store holds objects.
       index_(std::max<std::uint64_t>(
           64, folder_.superblock().capacity_bytes / std::max<std::uint64_t>(options.object_bytes_hint, 64 * 1024) / 4)),
@@ -137,6 +139,7 @@ Store::~Store() {
 }
 
 Status Store::close() {
+  const std::lock_guard closing(close_mutex_);  // who comes second returns when the store is really released
   {
     std::unique_lock lock(calls_mutex_);
     if (closed_) return {};
@@ -152,12 +155,16 @@ Status Store::close() {
   Status result;
   for (const auto& [id, segment] : segments_) {
     const std::lock_guard io(segment->io_mutex());
-    if (!segment->dirty()) continue;
+    if (!segment->dirty() && !segment->doubtful) continue;
     Status status = segment->flush();
-    if (status) status = segment->set_flags(segment->suspect() ? std::uint32_t{kSegmentSuspect} : 0u);
+    // A write that failed may have left bytes that fit no header: as after a crash, not as corruption of a whole segment.
+    const bool suspect = segment->suspect() || segment->doubtful;
+    if (status) status = segment->set_flags(suspect ? std::uint32_t{kSegmentSuspect} : 0u);
     if (!status) result = status;
   }
+  if (flush_failures_ > flush_failures_told_) result = *flush_error_;
   segments_.clear();
+  retired_.clear();  // these too hold files of the device
   device_.reset();
   folder_.unlock();
   return result;
@@ -165,7 +172,7 @@ Status Store::close() {
 
 std::uint32_t Store::max_segments() const {
   const StoreSuperblock& s = folder_.superblock();
-  return static_cast<std::uint32_t>((s.capacity_bytes - kMetadataBytes) / s.segment_bytes);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>((s.capacity_bytes - kMetadataBytes) / s.segment_bytes, UINT32_MAX));
 }
 
 NamespaceId Store::intern(const Fingerprint& fingerprint) {
@@ -197,7 +204,10 @@ Result<NamespaceId> Store::open_namespace(const Fingerprint& fingerprint, const 
                      human_bytes(folder_.superblock().segment_bytes) + " (store at " + folder_.path() +
                      "); use a smaller --page-size, or a new store with a larger capacity or segment_size"};
   }
-  if (Status status = folder_.describe_namespace(fingerprint, description); !status) return status.error();
+  {
+    const std::lock_guard describe(describe_mutex_);
+    if (Status status = folder_.describe_namespace(fingerprint, description); !status) return status.error();
+  }
   const std::lock_guard lock(mutex_);
   const NamespaceId id = intern(fingerprint);
   Namespace& space = namespaces_[id];
@@ -235,7 +245,9 @@ Result<std::size_t> Store::lookup(NamespaceId space, const Hash256* hashes, std:
 Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
   const Call call(*this);
   if (!call) return Call::closed();
+  std::unique_lock turn(clear_turn_);
   const std::unique_lock gate(clear_gate_);  // a page being stored must not appear after the headers were invalidated
+  turn.unlock();
   Fingerprint fingerprint{};
   std::uint64_t pages = 0;
   std::vector<Segment*> segments;
@@ -253,11 +265,16 @@ Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
     for (IndexEntry* entry : doomed) unpublish(*entry, SlotState::kDying);
     for (const auto& [id, segment] : segments_) segments.push_back(segment.get());
   }
-  // Evicted objects left headers that a rebuild would believe, so every header counts, not only published ones.
+  // Evicted objects left headers that a rebuild would believe, so every header counts, not only published ones. A segment that
+  // fails does not keep the others from being emptied.
+  Status result;
   for (Segment* segment : segments) {
     const std::lock_guard io(segment->io_mutex());
     auto table = segment->table();
-    if (!table) return table.error();
+    if (!table) {
+      result = table.error();
+      continue;
+    }
     std::set<std::uint64_t> blocks;
     std::vector<std::uint32_t> released;
     for (std::uint32_t slot = 0; slot < segment->geometry().slots; ++slot) {
@@ -269,17 +286,23 @@ Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
       released.push_back(slot);
     }
     if (blocks.empty()) continue;
-    Status status = segment->write_table(blocks);
-    if (status) status = segment->flush();
-    if (!status) return status.error();
+    const Status written = segment->write_table(blocks);
+    const Status flushed = segment->flush();
     const std::lock_guard lock(mutex_);
+    if (!flushed) flush_failed(*segment, flushed.error());
+    if (!written || !flushed) {
+      result = written ? flushed : written;
+      segment->doubtful = true;
+      continue;
+    }
     for (const std::uint32_t slot : released) {
       Segment::Slot& s = segment->slots[slot];
-      if (s.state == SlotState::kQuarantined && s.leases == 0) release_slot({segment->id(), slot});
+      if (s.state == SlotState::kQuarantined) release_slot({segment->id(), slot});
     }
   }
   limit_cached_tables();
   counters_->cleared_pages += pages;
+  if (!result) return result.error();
   return pages;
 }
 
@@ -350,7 +373,7 @@ void Store::stats(tardis_stats& out) {
 }
 
 std::string Store::path_report_json() const {
-  const PathReport& r = device_->report();
+  const PathReport& r = path_report_;
   JsonWriter json;
   json.begin_object();
   json.field("path", folder_.path());

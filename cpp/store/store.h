@@ -2,6 +2,8 @@
 // The object store of one folder, used by one process: objects of fixed size in the slots of preallocated segments.
 //
 // Locks, in the order they may be taken together:
+//   close_mutex_  one close() at a time
+//   clear_turn_  taken only to enter the gate: a waiting clear() goes before later set() calls
 //   clear_gate_  shared by set(), exclusive in clear()
 //   grow_mutex_  one new or re-classed segment at a time
 //   Segment::io_mutex()  tables and superblock of one segment; held during I/O
@@ -11,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -50,7 +53,11 @@ class Store {
 
  public:
   // See tardis.h for what each function promises.
-  static Result<std::unique_ptr<Store>> open(const std::string& folder, const StoreOptions& options, bool create);
+  // `make_device`: the engine to use; tests put one that fails between the store and the files.
+  using DeviceFactory = std::function<Result<std::unique_ptr<BlockDevice>>(const std::string& folder,
+                                                                          const BlockDeviceOptions& options, int keep_open_fd)>;
+  static Result<std::unique_ptr<Store>> open(const std::string& folder, const StoreOptions& options, bool create,
+                                             const DeviceFactory& make_device = open_block_device);
   Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device);
   ~Store();
   Store(const Store&) = delete;
@@ -78,6 +85,7 @@ class Store {
   struct Published {
     ObjectKey key;
     std::uint64_t generation;
+    std::uint32_t segment;
   };
   struct FlushGroup {
     std::uint64_t id = 0;
@@ -97,6 +105,7 @@ class Store {
     SlotRef where;
     std::uint64_t parent;
     std::uint64_t generation;
+    std::uint32_t flush_failures;  // of the segment before anything was written
     bool failed = false;
   };
   class Call;  // counts calls in flight, so that close() can wait for them
@@ -104,24 +113,27 @@ class Store {
   // recovery.cpp
   Status recover();
   // space.cpp
-  std::vector<SlotRef> reserve(SlotClass slot_class, std::size_t need);
+  // `failure`: why fewer than asked were found, or why the store could not grow.
+  std::vector<SlotRef> reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure);
   void take_free(SlotClass slot_class, std::size_t need, std::vector<SlotRef>& out);
   Result<bool> grow(SlotClass slot_class);
   std::size_t evict(SlotClass slot_class, std::size_t need);
-  bool convert_segment(SlotClass slot_class);
+  Result<bool> convert_segment(SlotClass slot_class);
   Segment* choose_victim(SlotClass slot_class);
   void unpublish(IndexEntry& entry, SlotState next);
   void release_slot(SlotRef where);  // free now, or when the last lease on it ends
   void end_lease(SlotRef where);
   std::uint32_t max_segments() const;
   // writer.cpp
-  void make_dirty(std::vector<Ticket>& tickets);
+  void make_dirty(std::vector<Ticket>& tickets, std::optional<Error>& failure);
   void write_headers(std::vector<Ticket>& tickets, const Transfer& payload, NamespaceId space, const Hash256* hashes,
-                     const ObjectGeometry& geometry, std::uint64_t group, std::uint64_t durable);
-  void note_failure(const Error& error);
+                     const ObjectGeometry& geometry, std::uint64_t group, std::uint64_t durable,
+                     std::optional<Error>& failure);
   // flusher.cpp
   void flusher_main();
   void flush_group(const FlushGroup& ended);
+  void flush_failed(Segment& segment, const Error& error);
+  void unpublish_page(const Published& page);
   void persist_quarantines(std::vector<Quarantine> pending);
   void limit_cached_tables();
 
@@ -135,8 +147,11 @@ class Store {
   StoreFolder folder_;
   StoreOptions options_;
   std::unique_ptr<BlockDevice> device_;
+  PathReport path_report_;
   std::vector<std::string> notes_;  // what recovery found, in readable lines; fixed after open()
 
+  std::mutex describe_mutex_;  // namespace texts; taken alone
+  std::mutex clear_turn_;
   std::shared_mutex clear_gate_;
   std::mutex grow_mutex_;
 
@@ -153,10 +168,11 @@ class Store {
   std::uint64_t durable_group_ = 0;
   std::uint64_t finished_group_ = 0;  // durable or failed
   std::shared_ptr<FlushGroup> group_ = std::make_shared<FlushGroup>();  // the open one
+  std::shared_ptr<FlushGroup> ended_;  // the one being made durable, or null
   std::uint64_t flush_wanted_ = 0;    // groups up to this one must end now
-  std::optional<Error> flush_error_;  // of failed_group_
-  std::uint64_t failed_group_ = 0;
-  std::optional<Error> last_failure_;  // why the last page was not stored
+  std::optional<Error> flush_error_;        // the last
+  std::uint64_t flush_failures_ = 0;        // each unpublished pages ...
+  std::uint64_t flush_failures_told_ = 0;   // ... and is told once, by flush() or close()
   std::vector<Quarantine> quarantines_;
   std::condition_variable flusher_wake_;
   std::condition_variable flush_done_;
@@ -164,6 +180,7 @@ class Store {
   bool stopping_ = false;
   std::thread flusher_;
 
+  std::mutex close_mutex_;
   std::mutex calls_mutex_;
   std::condition_variable calls_done_;
   std::uint64_t calls_ = 0;

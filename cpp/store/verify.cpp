@@ -17,6 +17,7 @@ struct Checked {
   std::vector<Claim> claims;
   std::vector<std::uint32_t> slots;  // of the claims
   std::vector<std::uint32_t> bad_headers;
+  std::vector<std::uint32_t> bad_digests;  // their entry in the digest table is of another object
 };
 
 Status repair_segment(Checked& checked) {
@@ -30,16 +31,19 @@ Status repair_segment(Checked& checked) {
     (*table)->header(slot) = {};
     (*table)->blocks_of(slot, blocks);
   }
+  std::vector<std::uint32_t> failed = checked.bad_digests;
   for (std::size_t i = 0; i < checked.claims.size(); ++i) {
-    if (checked.claims[i].verified) continue;
-    SlotHeader& header = (*table)->header(checked.slots[i]);
+    if (!checked.claims[i].verified) failed.push_back(checked.slots[i]);
+  }
+  for (const std::uint32_t slot : failed) {
+    SlotHeader& header = (*table)->header(slot);
     if (crashed) {
       header = {};
     } else {
       header.flags |= kSlotQuarantined;
       seal(header);
     }
-    (*table)->blocks_of(checked.slots[i], blocks);
+    (*table)->blocks_of(slot, blocks);
   }
   if (!blocks.empty()) {
     if (Status status = segment.write_table(blocks); !status) return status;
@@ -77,7 +81,7 @@ Result<VerifyResult> verify_store(const std::string& path, bool repair,
       problem(table.error().message);
       continue;
     }
-    Checked checked{std::move(*segment), {}, {}, {}};
+    Checked checked{std::move(*segment), {}, {}, {}, {}};
     Segment& s = *checked.segment;
     ++report.segments;
     report.slots += s.geometry().slots;
@@ -102,13 +106,19 @@ Result<VerifyResult> verify_store(const std::string& path, bool repair,
           const ObjectGeometry g = ObjectGeometry::of(header);
           ++report.objects;
           report.bytes += header.payload_bytes;
+          if (digest_root(g, (*table)->digests(slot)) != header.root_digest) {
+            checked.bad_digests.push_back(slot);
+            if (s.dirty() || s.suspect()) {
+              ++report.torn;
+            } else {
+              ++report.bad_headers;
+              problem(file + ": slot " + std::to_string(slot) + ": the digest table does not match the header");
+            }
+            break;
+          }
           total += round_up(g.stored_bytes(), kTableBlockBytes);
           checked.claims.push_back({s.file(), facts.geometry.slot_offset(slot), header});
           checked.slots.push_back(slot);
-          if (digest_root(g, (*table)->digests(slot)) != header.root_digest && !s.dirty() && !s.suspect()) {
-            ++report.bad_headers;
-            problem(file + ": slot " + std::to_string(slot) + ": the digest table does not match the header");
-          }
           break;
         }
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <unordered_set>
+#include <set>
 
 #include "base/clock.h"
 #include "store/counters.h"
@@ -31,7 +31,9 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
   auto geometry = geometry_of(space);
   if (!geometry) return geometry.error();
   const std::uint64_t started = monotonic_ns();
+  std::unique_lock turn(clear_turn_);
   const std::shared_lock gate(clear_gate_);
+  turn.unlock();
 
   const auto parent_of = [&](std::size_t i) -> std::uint64_t {
     const Hash256* parent = i > 0 ? &hashes[i - 1] : parent_of_first;
@@ -41,32 +43,34 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
   std::vector<std::size_t> wanted;
   {
     const std::lock_guard lock(mutex_);
-    last_failure_.reset();
-    std::unordered_set<std::uint64_t> in_call;
+    std::set<Hash256> in_call;
     for (std::size_t i = 0; i < n; ++i) {
-      if (IndexEntry* entry = index_.find({space, hashes[i]})) {
-        index_.touch(*entry, /*reuse=*/false);
-        // Within a call equal short keys mean the same object given twice; the second needs no slot of its own.
-      } else if (in_call.insert(short_key(hashes[i])).second) {
+      IndexEntry* entry = index_.find({space, hashes[i]});
+      if (entry != nullptr) index_.touch(*entry, /*reuse=*/false);
+      // What a crash may have torn is not taken for stored: the caller may flush and rely on it. The bytes are at hand.
+      if (entry != nullptr && !entry->suspect) continue;
+      if (in_call.insert(hashes[i]).second) {  // given twice, the second needs no slot of its own
         wanted.push_back(i);
         index_.hold_parent(space, parent_of(i));
       }
     }
   }
-  const std::vector<SlotRef> slots = reserve(geometry->slot_class(), wanted.size());
+  std::optional<Error> failure;  // why a page was not stored
+  const std::vector<SlotRef> slots = reserve(geometry->slot_class(), wanted.size(), failure);
   std::size_t end = n;  // pages from here on are not stored
   std::shared_ptr<FlushGroup> group;
   std::uint64_t durable = 0;
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t k = 0; k < slots.size(); ++k) {
-      tickets.push_back({wanted[k], slots[k], parent_of(wanted[k]), next_generation_++});
+      tickets.push_back({wanted[k], slots[k], parent_of(wanted[k]), next_generation_++,
+                         segment(slots[k].segment).flush_failures});
     }
     for (std::size_t k = slots.size(); k < wanted.size(); ++k) index_.release_parent(space, parent_of(wanted[k]));
     if (slots.size() < wanted.size()) {
       end = wanted[slots.size()];
-      if (!last_failure_) {
-        last_failure_ = Error{Code::kNoSpace, "no slot free: capacity " + human_bytes(folder_.superblock().capacity_bytes) +
+      if (!failure) {
+        failure = Error{Code::kNoSpace, "no slot free: capacity " + human_bytes(folder_.superblock().capacity_bytes) +
                                                   " of " + folder_.path() + " is held by pages in use"};
       }
     }
@@ -75,7 +79,7 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
 
   Transfer payload(*device_, IoRequest::Op::kWrite);
   if (!tickets.empty()) {
-    make_dirty(tickets);
+    make_dirty(tickets, failure);
     for (const Ticket& ticket : tickets) {
       if (ticket.failed) break;
       const Segment& owner = [&]() -> Segment& {
@@ -88,7 +92,7 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
     if (payload.size() > 0) payload.run(/*digests=*/true);
     for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k) {
       if (payload.error(k) == 0) continue;
-      note_failure(errno_error(payload.error(k), "writing a page"));
+      failure = errno_error(payload.error(k), "writing a page");
       fail_from(tickets, k);
     }
     {
@@ -97,16 +101,30 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
       ++group->writers;  // the group is not flushed before these headers are written and published
       durable = durable_group_;
     }
-    write_headers(tickets, payload, space, hashes, *geometry, group->id, durable);
-    const std::size_t published = first_failed(tickets);
+    write_headers(tickets, payload, space, hashes, *geometry, group->id, durable, failure);
     const std::lock_guard lock(mutex_);
+    for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k) {
+      if (segment(tickets[k].where.segment).flush_failures == tickets[k].flush_failures) continue;
+      failure = *flush_error_;
+      fail_from(tickets, k);
+    }
+    const std::size_t published = first_failed(tickets);
     for (std::size_t k = 0; k < tickets.size(); ++k) {
       const Ticket& ticket = tickets[k];
       const ObjectKey key{space, hashes[ticket.index]};
       if (k >= published) {
         end = std::min(end, ticket.index);
+        segment(ticket.where.segment).doubtful = true;
         release_slot(ticket.where);
-      } else if (index_.find(key) != nullptr) {  // another call stored it meanwhile
+        index_.release_parent(space, ticket.parent);
+        continue;
+      }
+      IndexEntry* present = index_.find(key);
+      if (present != nullptr && present->suspect) {
+        unpublish(*present, SlotState::kFree);
+        present = nullptr;
+      }
+      if (present != nullptr) {  // another call stored it meanwhile
         release_slot(ticket.where);
       } else {
         IndexEntry& entry = index_.insert({.key = key,
@@ -120,7 +138,7 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
         set_state(ticket.where, SlotState::kLive);
         payload_bytes_ += entry.payload_bytes;
         if (group->pages.empty()) group->opened_ns = monotonic_ns();
-        group->pages.push_back({key, ticket.generation});
+        group->pages.push_back({key, ticket.generation, ticket.where.segment});
         Segment* owner = &segment(ticket.where.segment);
         if (std::find(group->segments.begin(), group->segments.end(), owner) == group->segments.end()) {
           group->segments.push_back(owner);
@@ -143,16 +161,10 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
   counters_->set_pages_present += n - wanted.size();
   counters_->set_nanoseconds += monotonic_ns() - started;
   if (end == n) return {};
-  const std::lock_guard lock(mutex_);
-  return last_failure_ ? *last_failure_ : Error{Code::kInternal, "a page was not stored for an unknown reason"};
+  return failure ? *failure : Error{Code::kInternal, "a page was not stored for an unknown reason"};
 }
 
-void Store::note_failure(const Error& error) {
-  const std::lock_guard lock(mutex_);
-  last_failure_ = error;
-}
-
-void Store::make_dirty(std::vector<Ticket>& tickets) {
+void Store::make_dirty(std::vector<Ticket>& tickets, std::optional<Error>& failure) {
   std::set<std::uint32_t> ids;
   for (std::size_t k = 0; k < tickets.size(); ++k) {
     if (!ids.insert(tickets[k].where.segment).second) continue;
@@ -164,7 +176,7 @@ void Store::make_dirty(std::vector<Ticket>& tickets) {
     const std::lock_guard io(owner->io_mutex());
     const std::uint32_t flags = kSegmentDirty | (owner->suspect() ? kSegmentSuspect : 0u);
     if (Status status = owner->set_flags(flags); !status) {
-      note_failure(status.error());
+      failure = status.error();
       fail_from(tickets, k);
       return;
     }
@@ -172,7 +184,8 @@ void Store::make_dirty(std::vector<Ticket>& tickets) {
 }
 
 void Store::write_headers(std::vector<Ticket>& tickets, const Transfer& payload, NamespaceId space, const Hash256* hashes,
-                          const ObjectGeometry& geometry, std::uint64_t group, std::uint64_t durable) {
+                          const ObjectGeometry& geometry, std::uint64_t group, std::uint64_t durable,
+                          std::optional<Error>& failure) {
   std::map<std::uint32_t, std::vector<std::size_t>> by_segment;
   for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k) by_segment[tickets[k].where.segment].push_back(k);
   for (const auto& [id, own] : by_segment) {
@@ -186,7 +199,7 @@ void Store::write_headers(std::vector<Ticket>& tickets, const Transfer& payload,
     const std::lock_guard io(owner->io_mutex());
     auto table = owner->table();
     if (!table) {
-      note_failure(table.error());
+      failure = table.error();
       fail_from(tickets, own.front());
       continue;
     }
@@ -218,7 +231,7 @@ void Store::write_headers(std::vector<Ticket>& tickets, const Transfer& payload,
       (*table)->blocks_of(ticket.where.slot, blocks);
     }
     if (Status status = owner->write_table(blocks); !status) {
-      note_failure(status.error());
+      failure = status.error();
       fail_from(tickets, own.front());
     }
   }

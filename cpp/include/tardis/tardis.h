@@ -44,7 +44,7 @@ typedef struct tardis_options {
   uint32_t engine;             /* tardis_engine */
   uint32_t direct;             /* tardis_direct */
   uint32_t queue_depth;
-  uint32_t io_workers;         /* 0: min(16, CPUs) */
+  uint32_t io_workers;         /* 0: twice the CPUs, 8 to 16 */
   uint32_t bounce_buffers;
   uint64_t capacity_bytes;     /* 0: the smaller of 100 GiB and half the free space; of an existing store: what it has */
   uint64_t segment_bytes;      /* 0: capacity/256 clamped to 4 MiB .. 1 GiB (more where one object would not fit) */
