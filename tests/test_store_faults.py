@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short versions of the campaigns `bench/kill_campaign.py` and `bench/corruption_campaign.py`."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def native_program(name):
+    build = os.environ.get("TARDIS_BUILD_DIR") or ROOT / "build" / "native"
+    program = pathlib.Path(build) / "cpp" / "tests" / name
+    if not program.exists():
+        pytest.skip(f"{name} was not built: make test builds it (TARDIS_BUILD_DIR names another build folder)")
+    return program
+
+
+def run_campaign(script, tmp_path, *arguments):
+    result = tmp_path / "result.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, ROOT / "bench" / script, "--json", result, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(result.read_text())["rows"]
+
+
+def test_killed_at_random_moments(tmp_path):
+    program = native_program("tardis_torture")
+    rows = run_campaign("kill_campaign.py", tmp_path, "--quick", "--program", program, "--folder", tmp_path)
+    assert sum(row["size"] for row in rows) == 24
+    assert all(row["value"] == 0 for row in rows)
+    assert sum(row["pages_checked"] for row in rows) > 0
+
+
+def test_random_bit_flips(tmp_path):
+    # In memory where there is such a folder: every round writes a copy of the store.
+    folder = "/dev/shm" if os.path.isdir("/dev/shm") else tmp_path
+    rows = run_campaign("corruption_campaign.py", tmp_path, "--quick", "--folder", folder)
+    checked = [row for row in rows if "not verified" not in row["case"]]
+    assert sum(row["size"] for row in checked) == 100
+    assert all(row["value"] == 0 for row in checked)
+
+
+def test_torture_notices_a_broken_promise(tmp_path):
+    """The kill campaign's check can fail: pages that were acknowledged are not there."""
+    program = native_program("tardis_torture")
+    store, log = tmp_path / "store", tmp_path / "log"
+    arguments = [store, "1", "sync", log, "keep"]
+    environment = {**os.environ, "TORTURE_SECONDS": "0.7"}
+    subprocess.run([program, "write", *arguments], check=True, timeout=60, env=environment)
+    whole = subprocess.run([program, "check", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    counts = json.loads(whole.stdout)
+    if counts["flushed"] == 0:
+        pytest.skip("the store was cleared at the very end")
+    for segment in (store / "segments").iterdir():
+        segment.unlink()
+    broken = subprocess.run([program, "check", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert broken.returncode == 1
+    assert json.loads(broken.stdout)["missing"] == counts["flushed"]
