@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ tests, one case each, and the builds that an ordinary installation does not make.
+
+The test program comes from the build in ``TARDIS_BUILD_DIR`` (default: ``build/native``, where ``make test`` builds).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BUILD = Path(os.environ.get("TARDIS_BUILD_DIR", REPOSITORY / "build" / "native"))
+PROGRAM = BUILD / "cpp" / "tests" / "tardis_tests"
+NVCC = os.environ.get("TARDIS_NVCC_PATH", "")
+
+
+def _cases() -> list[str]:
+    """Full names of all cases, from ``--gtest_list_tests``: suites at the margin, their cases indented."""
+    if not PROGRAM.exists():
+        return []
+    listing = subprocess.run([PROGRAM, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout
+    names, suite = [], ""
+    for line in listing.splitlines():
+        name = line.split("#")[0].rstrip()
+        if name.startswith(" "):
+            names.append(suite + name.strip())
+        elif name.endswith("."):
+            suite = name
+    return [name for name in names if "DISABLED_" not in name]
+
+
+CASES = _cases()
+
+
+def test_native_tests_are_built():
+    """Without this a missing build would pass in silence."""
+    if not PROGRAM.exists() and os.environ.get("CI") != "true":
+        pytest.skip(f"{PROGRAM} is not built; `make test` builds it")
+    assert CASES, f"{PROGRAM} is missing or lists no test"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_native(name):
+    result = subprocess.run(
+        [PROGRAM, f"--gtest_filter={name}", "--gtest_color=no"], capture_output=True, text=True, check=False
+    )
+    output = result.stdout + result.stderr
+    if "[  SKIPPED ]" in result.stdout:
+        pytest.skip(_skip_reason(result.stdout))
+    assert result.returncode == 0, output
+    assert "1 test from 1 test suite ran" in result.stdout, output
+
+
+def _skip_reason(output: str) -> str:
+    """GoogleTest prints ``file:line: Skipped`` and the reason in the next lines."""
+    lines = output.splitlines()
+    where = next((number for number, line in enumerate(lines) if line.endswith(": Skipped")), None)
+    return lines[where + 1].strip() if where is not None and where + 1 < len(lines) else "the test skipped itself"
+
+
+def _configure(build: Path, *definitions: str, **environment: str) -> str:
+    command = ["cmake", "-S", str(REPOSITORY), "-B", str(build), "-G", "Ninja", *definitions]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_gpu_code_compiles(tmp_path):
+    """Where an nvcc can be had, GPU code is compiled and linked; it needs a GPU only to run."""
+    if not NVCC:
+        pytest.skip("no nvcc on this machine, and none could be installed: GPU code was not compiled")
+    said = _configure(tmp_path, "-DTARDIS_CUDA=ON", "-DTARDIS_TESTS=ON", f"-DTARDIS_NVCC={NVCC}", CUDACXX=NVCC)
+    assert "CUDA on" in said
+    checks = (REPOSITORY / "cpp" / "tests").glob("gpu_*_check.cu")
+    objects = [f"cpp/tests/CMakeFiles/tardis_{check.stem}.dir/{check.name}.o" for check in checks]
+    subprocess.run(["cmake", "--build", str(tmp_path), "--target", "tardis_gpu", *objects], check=True)
+    assert (tmp_path / "libtardis_gpu.so").stat().st_size > 0
+
+
+def test_build_without_cuda_names_its_choice(tmp_path):
+    assert "CUDA off" in _configure(tmp_path, "-DTARDIS_CUDA=OFF")
+
+
+def test_wrong_cuda_choice_is_refused_by_name(tmp_path):
+    command = ["cmake", "-S", str(REPOSITORY), "-B", str(tmp_path), "-DTARDIS_CUDA=MAYBE"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert 'TARDIS_CUDA: expected ON, OFF or AUTO, found "MAYBE"' in " ".join(result.stderr.split())
