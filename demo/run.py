@@ -46,6 +46,8 @@ class Plan:
     page_size: int
     max_total_tokens: int
     hicache_ratio: float
+    capacity: str = "4GiB"
+    """Of the store: more than the pages of all prompts, so that none is evicted."""
 
     @property
     def vocabulary(self) -> int:
@@ -56,7 +58,16 @@ CPU_PLAN = Plan("small-llama", "cpu", prompts=3, tokens=3072, page_size=64, max_
 CPU_QUICK_PLAN = Plan(
     "tiny-llama", "cpu", prompts=1, tokens=768, page_size=64, max_total_tokens=4096, hicache_ratio=3.0
 )
-GPU_PLAN = Plan("gpu-llama", "cuda", prompts=3, tokens=16384, page_size=64, max_total_tokens=65536, hicache_ratio=2.0)
+GPU_PLAN = Plan(
+    "gpu-llama",
+    "cuda",
+    prompts=3,
+    tokens=16384,
+    page_size=64,
+    max_total_tokens=65536,
+    hicache_ratio=2.0,
+    capacity="8GiB",
+)
 GPU_QUICK_PLAN = Plan(
     "gpu-llama", "cuda", prompts=1, tokens=4096, page_size=64, max_total_tokens=16384, hicache_ratio=2.0
 )
@@ -131,6 +142,9 @@ def arguments() -> argparse.Namespace:
         "--store", type=Path, help="folder of the store (default: OUTPUT/store); an existing one is used"
     )
     parser.add_argument("--port", type=int, help="default: a free one")
+    parser.add_argument(
+        "--server-flag", action="append", default=[], help="a further server flag (repeatable; write --server-flag=--x)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     return parser.parse_args()
 
@@ -248,12 +262,13 @@ def main() -> int:
         model=MODELS / plan.model,
         port=args.port or free_port(),
         device=plan.device,
-        extra_config={"path": str(store), "capacity": "4GiB"},
+        extra_config={"path": str(store), "capacity": plan.capacity},
         page_size=plan.page_size,
         max_total_tokens=plan.max_total_tokens,
         hicache_ratio=plan.hicache_ratio,
         layout=args.layout,
         io_backend=args.io_backend,
+        flags=args.server_flag,
     )
     seed = int(time.time()) if args.store else 1  # a store that is kept would already hold the usual prompts
     prompts = [prompt(seed + number, plan.tokens, plan.vocabulary) for number in range(plan.prompts)]
