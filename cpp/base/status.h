@@ -12,13 +12,13 @@ namespace tardis {
 // The numeric values are part of the C ABI (tardis.h): append only.
 enum class Code : int {
   kOk = 0,
-  kInvalidArgument = 1,   // a setting or a call is wrong; the message names it
-  kNotFound = 2,          // a path or an object is missing
-  kIo = 3,                // the operating system refused; the message carries strerror
-  kCorrupt = 4,           // bytes on disk fail their own check
-  kBusy = 5,              // another process or thread owns it
-  kNoSpace = 6,           // capacity, free-space floor or disk full
-  kUnsupportedFormat = 7, // written by a newer release
+  kInvalidArgument = 1,    // a setting or a call is wrong; the message names it
+  kNotFound = 2,           // a path or an object is missing
+  kIo = 3,                 // the operating system refused; the message carries strerror
+  kCorrupt = 4,            // bytes on disk fail their own check
+  kBusy = 5,               // another process or thread owns it
+  kNoSpace = 6,            // capacity, free-space floor or disk full
+  kUnsupportedFormat = 7,  // written by a newer release
   kPermission = 8,
   kClosed = 9,
   kInternal = 10,

@@ -22,16 +22,16 @@ struct IoRequest {
   enum class Op : std::uint8_t { kRead, kWrite };
   Op op = Op::kRead;
   FileId file = 0;
-  std::uint64_t offset = 0;            // a multiple of Geometry::offset_align when direct
-  std::span<const iovec> memory;       // any alignment and any count; owned by the caller until run() returns
-  int error = 0;                       // out: 0, or a positive errno (ENODATA: the file ends inside the range)
+  std::uint64_t offset = 0;       // a multiple of Geometry::offset_align when direct
+  std::span<const iovec> memory;  // any alignment and any count; owned by the caller until run() returns
+  int error = 0;                  // out: 0, or a positive errno (ENODATA: the file ends inside the range)
 };
 
 // What the operating system asks of direct I/O on this path.
 struct IoGeometry {
-  bool direct = false;                 // O_DIRECT in use
-  std::uint32_t offset_align = 1;      // file offset and length of a request
-  std::uint32_t memory_align = 1;      // address of each iovec; lengths follow offset_align
+  bool direct = false;             // O_DIRECT in use
+  std::uint32_t offset_align = 1;  // file offset and length of a request
+  std::uint32_t memory_align = 1;  // address of each iovec; lengths follow offset_align
 };
 
 struct BlockDeviceOptions {
@@ -39,25 +39,26 @@ struct BlockDeviceOptions {
   enum class Direct : std::uint8_t { kAuto, kOn, kOff };
   Engine engine = Engine::kAuto;
   Direct direct = Direct::kAuto;
-  std::uint32_t queue_depth = 128;     // SQEs in flight for one run()
-  std::uint32_t workers = 0;           // threads of the pool that does sync I/O and runs completions; 0: twice the CPUs, 8 to 16
-  std::uint32_t bounce_buffers = 32;   // bound of the aligned bounce pool
+  std::uint32_t queue_depth = 128;  // SQEs in flight for one run()
+  std::uint32_t workers = 0;  // threads of the pool that does sync I/O and runs completions; 0: twice the CPUs, 8 to 16
+  std::uint32_t bounce_buffers = 32;  // bound of the aligned bounce pool
   std::uint32_t bounce_bytes = 1u << 20;
 };
 
 // What the start-up self-test found and chose. `reason` is one readable line.
 struct PathReport {
-  std::string engine;                  // "io_uring" | "sync"
+  std::string engine;  // "io_uring" | "sync"
   bool direct = false;
   std::uint32_t offset_align = 1;
   std::uint32_t memory_align = 1;
-  std::uint32_t logical_block = 512;   // of the device below, 4096 if unknown
-  std::string filesystem;              // "ext4", "tmpfs", ... from statfs magic, or the hex magic
+  std::uint32_t logical_block = 512;  // of the device below, 4096 if unknown
+  std::string filesystem;             // "ext4", "tmpfs", ... from statfs magic, or the hex magic
   std::string reason;
 };
 
 struct BlockDeviceCounters {
-  std::uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0, bounced_requests = 0, bounced_bytes = 0, errors = 0;
+  std::uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0, bounced_requests = 0, bounced_bytes = 0,
+                errors = 0;
   std::uint64_t peak_in_flight = 0;
 };
 
@@ -73,12 +74,12 @@ class BlockDevice {
   virtual Status preallocate(FileId file, std::uint64_t bytes) = 0;
   virtual Result<std::uint64_t> file_bytes(FileId file) = 0;
 
-  // Called once per finished request (error already set), from any thread, several at once, while its bytes are still warm
-  // in the cache of the core that calls it. Must not block or call run().
+  // Called once per finished request (error already set), from any thread, several at once, while its bytes are still
+  // warm in the cache of the core that calls it. Must not block or call run().
   using Completion = std::function<void(IoRequest& request)>;
 
-  // Executes all requests, at most queue_depth in flight, and returns when every one has finished and every completion has
-  // returned. Never throws; failures are per request.
+  // Executes all requests, at most queue_depth in flight, and returns when every one has finished and every completion
+  // has returned. Never throws; failures are per request.
   virtual void run(std::span<IoRequest> requests, const Completion& on_complete) = 0;
 
   // fdatasync. A failure is final for the data written before it (the caller must not retry it).
@@ -94,12 +95,13 @@ class BlockDevice {
 
 // Runs the self-test in `folder` (creates and removes one small temporary file there) and builds the device it chose.
 // An explicit engine or direct setting that the path cannot serve is an error naming the setting, never a fallback.
-// `keep_open_fd` (or -1): a descriptor whose file description must outlive in-flight I/O of this process (the store's lock);
-// the io_uring engine registers it with every ring.
+// `keep_open_fd` (or -1): a descriptor whose file description must outlive in-flight I/O of this process (the store's
+// lock); the io_uring engine registers it with every ring.
 Result<std::unique_ptr<BlockDevice>> open_block_device(const std::string& folder, const BlockDeviceOptions& options,
                                                        int keep_open_fd);
 
-// The self-test alone, for `tardis doctor`. `read_only`: do not create a file; report only what can be known without one.
+// The self-test alone, for `tardis doctor`. `read_only`: do not create a file; report only what can be known without
+// one.
 Result<PathReport> probe_path(const std::string& folder, const BlockDeviceOptions& options, bool read_only);
 
 }  // namespace tardis

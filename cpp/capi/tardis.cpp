@@ -164,9 +164,8 @@ tardis_code tardis_lookup(tardis_store* store, uint32_t handle, const uint8_t* h
 
 tardis_code tardis_set(tardis_store* store, uint32_t handle, const uint8_t* hashes, const uint8_t* parent_of_first,
                        const uint64_t* pieces, size_t n, uint8_t* ok, char** error) {
-  return guarded(error, [&] {
-    return store->store->set(handle, as_hashes(hashes), as_hashes(parent_of_first), pieces, n, ok);
-  });
+  return guarded(
+      error, [&] { return store->store->set(handle, as_hashes(hashes), as_hashes(parent_of_first), pieces, n, ok); });
 }
 
 tardis_code tardis_get(tardis_store* store, uint32_t handle, const uint8_t* hashes, const uint64_t* pieces, size_t n,

@@ -62,19 +62,32 @@ tardis_options make_options(const py::dict& settings) {
     const auto name = key.cast<std::string>();
     const auto value = item.cast<std::uint64_t>();
     const auto narrow = static_cast<std::uint32_t>(value);
-    if (name == "engine") o.engine = narrow;
-    else if (name == "direct") o.direct = narrow;
-    else if (name == "queue_depth") o.queue_depth = narrow;
-    else if (name == "io_workers") o.io_workers = narrow;
-    else if (name == "bounce_buffers") o.bounce_buffers = narrow;
-    else if (name == "capacity_bytes") o.capacity_bytes = value;
-    else if (name == "segment_bytes") o.segment_bytes = value;
-    else if (name == "object_bytes_hint") o.object_bytes_hint = value;
-    else if (name == "free_space_floor") o.free_space_floor = value;
-    else if (name == "flush_bytes") o.flush_bytes = value;
-    else if (name == "flush_milliseconds") o.flush_milliseconds = narrow;
-    else if (name == "verify_reads") o.verify_reads = narrow;
-    else throw py::value_error("unknown store option: " + name);
+    if (name == "engine")
+      o.engine = narrow;
+    else if (name == "direct")
+      o.direct = narrow;
+    else if (name == "queue_depth")
+      o.queue_depth = narrow;
+    else if (name == "io_workers")
+      o.io_workers = narrow;
+    else if (name == "bounce_buffers")
+      o.bounce_buffers = narrow;
+    else if (name == "capacity_bytes")
+      o.capacity_bytes = value;
+    else if (name == "segment_bytes")
+      o.segment_bytes = value;
+    else if (name == "object_bytes_hint")
+      o.object_bytes_hint = value;
+    else if (name == "free_space_floor")
+      o.free_space_floor = value;
+    else if (name == "flush_bytes")
+      o.flush_bytes = value;
+    else if (name == "flush_milliseconds")
+      o.flush_milliseconds = narrow;
+    else if (name == "verify_reads")
+      o.verify_reads = narrow;
+    else
+      throw py::value_error("unknown store option: " + name);
   }
   return o;
 }
@@ -128,7 +141,8 @@ class Store {
   }
 
   // (ok, code, message): pages may be missing from ok with a reason, which is not an exception.
-  py::tuple set(std::uint32_t handle, const Bytes2d& hashes, const Pieces& pieces, const std::optional<py::bytes>& parent) {
+  py::tuple set(std::uint32_t handle, const Bytes2d& hashes, const Pieces& pieces,
+                const std::optional<py::bytes>& parent) {
     const std::size_t n = count_hashes(hashes);
     check_pieces(handle, pieces, n);
     const std::string previous = parent ? static_cast<std::string>(*parent) : std::string();
@@ -375,7 +389,8 @@ PYBIND11_MODULE(_core, m) {
     }
   });
   py::class_<Store>(m, "Store")
-      .def(py::init<const std::string&, const py::dict&, bool>(), py::arg("folder"), py::arg("settings"), py::arg("create"))
+      .def(py::init<const std::string&, const py::dict&, bool>(), py::arg("folder"), py::arg("settings"),
+           py::arg("create"))
       .def("open_namespace", &Store::open_namespace)
       .def("lookup", &Store::lookup, py::arg("handle"), py::arg("hashes").noconvert())
       .def("set", &Store::set, py::arg("handle"), py::arg("hashes").noconvert(), py::arg("pieces").noconvert(),

@@ -32,7 +32,8 @@ void digest_chunks(const ObjectGeometry& geometry, const std::uint64_t* pieces, 
   }
 }
 
-std::uint64_t digest_root(const ObjectGeometry& geometry, const std::uint64_t* chunk_digests, std::uint64_t* part_digests) {
+std::uint64_t digest_root(const ObjectGeometry& geometry, const std::uint64_t* chunk_digests,
+                          std::uint64_t* part_digests) {
   std::vector<std::uint64_t> own;
   if (part_digests == nullptr) {
     own.resize(geometry.parts);

@@ -66,9 +66,9 @@ void Store::flush_group(const FlushGroup& ended) {
   flush_done_.notify_all();
 }
 
-// After a failed fdatasync nobody knows which of the bytes written to that file before it reached the medium, and a second one
-// would claim success. So every page in it that is not durable goes, of whichever group; set() looks at flush_failures for
-// pages that are being written just now.
+// After a failed fdatasync nobody knows which of the bytes written to that file before it reached the medium, and a
+// second one would claim success. So every page in it that is not durable goes, of whichever group; set() looks at
+// flush_failures for pages that are being written just now.
 void Store::flush_failed(Segment& segment, const Error& error) {
   counters_->flush_failures += 1;
   ++flush_failures_;

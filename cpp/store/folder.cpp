@@ -204,17 +204,18 @@ Status StoreFolder::read_superblock() {
     return Error{Code::kCorrupt, file + ": not a tardis store; choose another path, or move the file away"};
   }
   if (superblock_.format_version > kFormatVersion) {
-    return Error{Code::kUnsupportedFormat,
-                 file + ": format version " + std::to_string(superblock_.format_version) + ", this release reads up to " +
-                     std::to_string(kFormatVersion) + "; upgrade sglang-tardis or choose another path (nothing was changed)"};
+    return Error{Code::kUnsupportedFormat, file + ": format version " + std::to_string(superblock_.format_version) +
+                                               ", this release reads up to " + std::to_string(kFormatVersion) +
+                                               "; upgrade sglang-tardis or choose another path (nothing was changed)"};
   }
   if (!sealed(superblock_)) {
     return Error{Code::kCorrupt, file + ": fails its checksum; restore it from a backup or choose another path"};
   }
   const StoreSuperblock& s = superblock_;
-  const bool sane = s.format_version == kFormatVersion && s.chunk_bytes == kChunkBytes && s.segment_bytes >= kMinSegmentBytes &&
-                    s.segment_bytes <= kMaxSegmentBytes && s.segment_bytes % kTableBlockBytes == 0 &&
-                    s.capacity_bytes >= s.segment_bytes + kMetadataBytes && s.block_bytes >= 512 && s.block_bytes <= kTableBlockBytes &&
+  const bool sane = s.format_version == kFormatVersion && s.chunk_bytes == kChunkBytes &&
+                    s.segment_bytes >= kMinSegmentBytes && s.segment_bytes <= kMaxSegmentBytes &&
+                    s.segment_bytes % kTableBlockBytes == 0 && s.capacity_bytes >= s.segment_bytes + kMetadataBytes &&
+                    s.block_bytes >= 512 && s.block_bytes <= kTableBlockBytes &&
                     (s.block_bytes & (s.block_bytes - 1)) == 0;
   if (!sane) return Error{Code::kCorrupt, file + ": contradicts itself"};
   return {};
@@ -265,9 +266,12 @@ Status StoreFolder::describe_namespace(const Fingerprint& fingerprint, const std
     auto found = read_file(path, description.size() + 1);
     if (!found) return found.error();
     if (*found == description) return {};
-    // A crash can leave an empty or partial file behind only under its temporary name, so a difference is a foreign text.
-    return Error{Code::kInvalidArgument, path + ": describes another namespace under the same fingerprint; move the file away "
-                                                "only if it was edited by hand"};
+    // A crash can leave an empty or partial file behind only under its temporary name, so a difference is a foreign
+    // text.
+    return Error{Code::kInvalidArgument,
+                 path +
+                     ": describes another namespace under the same fingerprint; move the file away "
+                     "only if it was edited by hand"};
   }
   return write_file_durably(folder, name, description.data(), description.size());
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a store: superblock file, lock, readable namespaces, names of segment files. Plain system calls; no I/O engine.
+// The folder of a store: superblock file, lock, readable namespaces, names of segment files. Plain system calls; no I/O
+// engine.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,7 @@ class StoreFolder {
   Status describe_namespace(const Fingerprint& fingerprint, const std::string& description);
   Result<std::map<std::string, std::string>> namespaces() const;  // fingerprint in hex -> description
 
-  Result<std::uint64_t> free_bytes() const;   // of the file system, for an ordinary user
+  Result<std::uint64_t> free_bytes() const;  // of the file system, for an ordinary user
   Result<std::uint64_t> total_bytes() const;
 
  private:

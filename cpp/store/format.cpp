@@ -14,7 +14,8 @@ bool all_zero(const void* data, std::size_t bytes) {
   return std::all_of(first, first + bytes, [](std::uint8_t byte) { return byte == 0; });
 }
 
-SegmentGeometry SegmentGeometry::of(std::uint64_t segment_bytes, std::uint64_t slot_bytes, std::uint32_t digests_per_slot) {
+SegmentGeometry SegmentGeometry::of(std::uint64_t segment_bytes, std::uint64_t slot_bytes,
+                                    std::uint32_t digests_per_slot) {
   SegmentGeometry g;
   g.slot_bytes = slot_bytes;
   g.digests_per_slot = digests_per_slot;
@@ -40,8 +41,7 @@ SegmentGeometry SegmentGeometry::of(std::uint64_t segment_bytes, std::uint64_t s
 }
 
 SegmentGeometry SegmentGeometry::of(const SegmentSuperblock& s) {
-  return {s.slot_bytes,          s.digests_per_slot,    s.slots,
-          s.header_table_offset, s.digest_table_offset, s.payload_offset};
+  return {s.slot_bytes, s.digests_per_slot, s.slots, s.header_table_offset, s.digest_table_offset, s.payload_offset};
 }
 
 ObjectGeometry ObjectGeometry::of(std::uint32_t parts, std::uint32_t regions, const std::uint64_t* region_bytes,

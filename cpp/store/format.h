@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Format v1 on disk (docs/on-disk-format.md). Little-endian, fixed size, every struct proves itself with a CRC-32C over all
-// bytes before its `crc` field. Structs fit one 512-byte sector, the unit that drives write atomically.
+// Format v1 on disk (docs/on-disk-format.md). Little-endian, fixed size, every struct proves itself with a CRC-32C over
+// all bytes before its `crc` field. Structs fit one 512-byte sector, the unit that drives write atomically.
 #pragma once
 
 #include <array>
@@ -14,15 +14,17 @@ namespace tardis {
 static_assert(std::endian::native == std::endian::little, "format v1 is little-endian");
 
 inline constexpr std::uint32_t kFormatVersion = 1;
-inline constexpr std::uint64_t kChunkBytes = 16 * 1024;        // unit of the payload digest
-inline constexpr std::uint64_t kTableBlockBytes = 4096;        // unit of header and digest table writes
+inline constexpr std::uint64_t kChunkBytes = 16 * 1024;  // unit of the payload digest
+inline constexpr std::uint64_t kTableBlockBytes = 4096;  // unit of header and digest table writes
 inline constexpr std::uint64_t kHeaderBytes = 512;
 inline constexpr std::uint64_t kFirstPayloadAlign = 1u << 20;  // the first slot starts at a multiple of this
 inline constexpr std::uint64_t kSlotAlign = 4096;
 inline constexpr std::uint64_t kMinSegmentBytes = 4u << 20;
 inline constexpr std::uint64_t kMaxAutoSegmentBytes = 1u << 30;
-inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1} << 40;  // so that no offset or count in one can overflow
-inline constexpr std::uint64_t kMetadataBytes = 1u << 20;  // superblock file, lock, namespace texts: part of the capacity
+inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1}
+                                                  << 40;  // so that no offset or count in one can overflow
+inline constexpr std::uint64_t kMetadataBytes = 1u
+                                                << 20;  // superblock file, lock, namespace texts: part of the capacity
 inline constexpr std::uint32_t kMaxRegions = 4;
 
 using Hash256 = std::array<std::uint8_t, 32>;
@@ -78,7 +80,10 @@ struct SegmentSuperblock {
 static_assert(sizeof(SegmentSuperblock) == 512 && offsetof(SegmentSuperblock, crc) == 508);
 static_assert(std::is_trivially_copyable_v<SegmentSuperblock>);
 
-enum class SlotKind : std::uint16_t { kFree = 0, kKvPage = 1 /* reserved: 2 side pool, 3 sparse segment, 4 head group */ };
+enum class SlotKind : std::uint16_t {
+  kFree = 0,
+  kKvPage = 1 /* reserved: 2 side pool, 3 sparse segment, 4 head group */
+};
 
 enum SlotFlags : std::uint16_t { kSlotQuarantined = 1 };
 

@@ -86,7 +86,9 @@ class Index {
 
  private:
   struct KeyHash {
-    std::size_t operator()(const ObjectKey& key) const { return short_key(key.hash) ^ (std::uint64_t{key.space} << 48); }
+    std::size_t operator()(const ObjectKey& key) const {
+      return short_key(key.hash) ^ (std::uint64_t{key.space} << 48);
+    }
   };
   struct Parent {
     NamespaceId space;

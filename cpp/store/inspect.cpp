@@ -66,13 +66,20 @@ void inspect_segment(const std::string& path, std::uint32_t id, const StoreSuper
     ++totals.unreadable;
     return;
   }
-  const SegmentFacts facts{id, s.epoch, SegmentGeometry::of(s), static_cast<std::uint64_t>(status.st_size), store.block_bytes};
+  const SegmentFacts facts{id, s.epoch, SegmentGeometry::of(s), static_cast<std::uint64_t>(status.st_size),
+                           store.block_bytes};
   for (std::uint32_t slot = 0; slot < s.slots; ++slot) {
     const SlotHeader& header = headers[slot];
     switch (judge(header, slot, facts)) {
-      case Belief::kFree: ++totals.free; break;
-      case Belief::kQuarantined: ++totals.quarantined; break;
-      case Belief::kBad: ++totals.bad; break;
+      case Belief::kFree:
+        ++totals.free;
+        break;
+      case Belief::kQuarantined:
+        ++totals.quarantined;
+        break;
+      case Belief::kBad:
+        ++totals.bad;
+        break;
       case Belief::kObject: {
         Usage& own = totals.by_namespace[hex(header.fingerprint.data(), header.fingerprint.size())];
         ++own.objects;

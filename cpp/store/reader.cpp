@@ -8,7 +8,8 @@
 
 namespace tardis {
 
-Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t* pieces, std::size_t n, std::uint8_t* ok) {
+Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t* pieces, std::size_t n,
+                  std::uint8_t* ok) {
   std::fill(ok, ok + n, std::uint8_t{0});
   const Call call(*this);
   if (!call) return Call::closed();
@@ -61,8 +62,9 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
           unpublish(*entry, SlotState::kFree);
         } else {
           counters_->get_pages_corrupt += 1;
-          failure = Error{Code::kCorrupt, segment(read.where.segment).path() + ": slot " + std::to_string(read.where.slot) +
-                                              " fails its digest; the page is a miss and its slot is quarantined"};
+          failure =
+              Error{Code::kCorrupt, segment(read.where.segment).path() + ": slot " + std::to_string(read.where.slot) +
+                                        " fails its digest; the page is a miss and its slot is quarantined"};
           unpublish(*entry, SlotState::kQuarantined);
           quarantines_.push_back({read.where, read.generation});
           flusher_wake_.notify_all();

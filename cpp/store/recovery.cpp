@@ -80,10 +80,13 @@ Status Store::recover() {
       } else if (belief == Belief::kBad) {
         counters_->recovered_rejected += 1;
         // In a dirty or truncated segment a broken header is what a crash leaves: an ordinary free slot.
-        if (!segment.dirty() && !segment.suspect() && !segment.truncated()) set_state({id, slot}, SlotState::kQuarantined);
+        if (!segment.dirty() && !segment.suspect() && !segment.truncated())
+          set_state({id, slot}, SlotState::kQuarantined);
       } else if (belief == Belief::kObject) {
-        const bool torn = segment.dirty() && digest_root(ObjectGeometry::of(header), (*table)->digests(slot)) != header.root_digest;
-        found.push_back({{segment.file(), facts.geometry.slot_offset(slot), header}, {id, slot}, segment.dirty(), torn});
+        const bool torn =
+            segment.dirty() && digest_root(ObjectGeometry::of(header), (*table)->digests(slot)) != header.root_digest;
+        found.push_back(
+            {{segment.file(), facts.geometry.slot_offset(slot), header}, {id, slot}, segment.dirty(), torn});
         durable = std::max(durable, header.last_durable_group);
         last_group = std::max(last_group, header.flush_group);
       }

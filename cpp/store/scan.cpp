@@ -20,15 +20,16 @@ Belief judge(const SlotHeader& h, std::uint32_t slot, const SegmentFacts& facts)
   if (h.kind == SlotKind::kFree) return Belief::kFree;
   if ((h.flags & kSlotQuarantined) != 0 || h.kind != SlotKind::kKvPage) return Belief::kQuarantined;
   const SegmentGeometry& g = facts.geometry;
-  const bool fits = h.slot_bytes == g.slot_bytes && h.part_count > 0 && h.part_bytes > 0 && h.part_bytes <= g.slot_bytes &&
-                    h.part_stride == round_up(h.part_bytes, facts.block_bytes) &&
+  const bool fits = h.slot_bytes == g.slot_bytes && h.part_count > 0 && h.part_bytes > 0 &&
+                    h.part_bytes <= g.slot_bytes && h.part_stride == round_up(h.part_bytes, facts.block_bytes) &&
                     h.part_count <= g.slot_bytes / h.part_stride && h.payload_bytes == h.part_count * h.part_bytes &&
                     ObjectGeometry::of(h).chunks() <= g.digests_per_slot &&
                     g.slot_offset(slot) + h.part_count * h.part_stride <= facts.file_bytes;
   return fits ? Belief::kObject : Belief::kBad;
 }
 
-void verify_claims(BlockDevice& device, std::vector<Claim>& claims, const std::function<bool(std::uint64_t)>& progress) {
+void verify_claims(BlockDevice& device, std::vector<Claim>& claims,
+                   const std::function<bool(std::uint64_t)>& progress) {
   std::uint64_t done = 0;
   for (std::size_t next = 0; next < claims.size();) {
     const std::size_t first = next;

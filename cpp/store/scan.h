@@ -37,8 +37,8 @@ struct Claim {
   int error = 0;
 };
 
-// Reads the payload of each claim (bounded memory, many in flight) and sets `verified`. Returns early when `progress` asks to
-// stop (it gets the bytes read so far).
+// Reads the payload of each claim (bounded memory, many in flight) and sets `verified`. Returns early when `progress`
+// asks to stop (it gets the bytes read so far).
 void verify_claims(BlockDevice& device, std::vector<Claim>& claims, const std::function<bool(std::uint64_t)>& progress);
 
 }  // namespace tardis

@@ -24,7 +24,8 @@ Status transfer_bytes(BlockDevice& device, IoRequest::Op op, FileId file, std::u
 SegmentTable::SegmentTable(const SegmentGeometry& geometry)
     : geometry_(geometry),
       used_(geometry.digest_table_offset - geometry.header_table_offset +
-            round_up(std::uint64_t{geometry.slots} * geometry.digests_per_slot * sizeof(std::uint64_t), kTableBlockBytes)),
+            round_up(std::uint64_t{geometry.slots} * geometry.digests_per_slot * sizeof(std::uint64_t),
+                     kTableBlockBytes)),
       bytes_(used_, kTableBlockBytes) {}
 
 SlotHeader& SegmentTable::header(std::uint32_t slot) {
@@ -41,7 +42,8 @@ void SegmentTable::blocks_of(std::uint32_t slot, std::set<std::uint64_t>& blocks
   const std::uint64_t table = geometry_.digest_table_offset - geometry_.header_table_offset;
   const std::uint64_t bytes = geometry_.digests_per_slot * sizeof(std::uint64_t);
   const std::uint64_t first = table + slot * bytes;
-  for (std::uint64_t block = first / kTableBlockBytes; block * kTableBlockBytes < first + bytes; ++block) blocks.insert(block);
+  for (std::uint64_t block = first / kTableBlockBytes; block * kTableBlockBytes < first + bytes; ++block)
+    blocks.insert(block);
 }
 
 Segment::Segment(Passkey, BlockDevice& device, std::string path, std::uint32_t id, FileId file)
@@ -93,7 +95,8 @@ Result<std::unique_ptr<Segment>> Segment::load(BlockDevice& device, const std::s
   segment->truncated_ = *length < bytes;
   AlignedBuffer block(kTableBlockBytes, kTableBlockBytes);
   if (*length == 0) return Error{Code::kNotFound, path + ": empty file"};
-  if (Status status = transfer_bytes(device, IoRequest::Op::kRead, *file, 0, block.data(), kTableBlockBytes, path + ": superblock");
+  if (Status status =
+          transfer_bytes(device, IoRequest::Op::kRead, *file, 0, block.data(), kTableBlockBytes, path + ": superblock");
       !status) {
     return status.error();
   }
@@ -108,13 +111,14 @@ Result<std::unique_ptr<Segment>> Segment::load(BlockDevice& device, const std::s
   if (s.store_uuid != store) return Error{Code::kCorrupt, path + ": belongs to another store"};
   if (s.segment != id || s.segment_bytes != bytes) {
     return Error{Code::kCorrupt, path + ": says it is segment " + std::to_string(s.segment) + " of " +
-                                     std::to_string(s.segment_bytes) + " bytes, expected " + std::to_string(id) + " of " +
-                                     std::to_string(bytes)};
+                                     std::to_string(s.segment_bytes) + " bytes, expected " + std::to_string(id) +
+                                     " of " + std::to_string(bytes)};
   }
   segment->geometry_ = SegmentGeometry::of(s);
   const SegmentGeometry expected = SegmentGeometry::of(bytes, s.slot_bytes, s.digests_per_slot);
-  if (s.slots == 0 || s.slot_bytes % kSlotAlign != 0 || expected.slots != s.slots || expected.payload_offset != s.payload_offset ||
-      expected.digest_table_offset != s.digest_table_offset || expected.header_table_offset != s.header_table_offset) {
+  if (s.slots == 0 || s.slot_bytes % kSlotAlign != 0 || expected.slots != s.slots ||
+      expected.payload_offset != s.payload_offset || expected.digest_table_offset != s.digest_table_offset ||
+      expected.header_table_offset != s.header_table_offset) {
     return Error{Code::kCorrupt, path + ": the segment superblock contradicts itself"};
   }
   segment->reset_slots();

@@ -97,8 +97,9 @@ Result<bool> Store::grow(SlotClass slot_class) {
   if (!free) return free.error();
   const std::uint64_t bytes = folder_.superblock().segment_bytes;
   if (*free < bytes || *free - bytes < options_.free_space_floor) {
-    return Error{Code::kNoSpace, folder_.path() + ": " + human_bytes(*free) + " free; another segment of " + human_bytes(bytes) +
-                                     " would not leave free_space_floor (" + human_bytes(options_.free_space_floor) +
+    return Error{Code::kNoSpace, folder_.path() + ": " + human_bytes(*free) + " free; another segment of " +
+                                     human_bytes(bytes) + " would not leave free_space_floor (" +
+                                     human_bytes(options_.free_space_floor) +
                                      "); free space there or lower free_space_floor"};
   }
   auto segment = Segment::create(*device_, folder_.segment_path(id), id, folder_.superblock().uuid, bytes, slot_class);
@@ -126,8 +127,8 @@ std::size_t Store::evict(SlotClass slot_class, std::size_t need) {
   return freed;
 }
 
-// A segment of another class to turn into this one: when this class has too little to evict from, or when the other class
-// holds the coldest object of the store. Null if there is none that can be drained now.
+// A segment of another class to turn into this one: when this class has too little to evict from, or when the other
+// class holds the coldest object of the store. Null if there is none that can be drained now.
 Segment* Store::choose_victim(SlotClass slot_class) {
   std::uint64_t own_coldest = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t other_coldest = std::numeric_limits<std::uint64_t>::max();

@@ -21,7 +21,8 @@ std::uint64_t auto_segment_bytes(std::uint64_t capacity, std::uint64_t object_by
   // A segment of one or two large objects would be mostly its 1 MiB head.
   const std::uint64_t eight_objects = 2 * kFirstPayloadAlign + 8 * round_up(object_bytes, kSlotAlign);
   bytes = std::max(bytes, std::min(eight_objects, capacity / 4));
-  return std::max(bytes, 2 * kFirstPayloadAlign + round_up(object_bytes, kSlotAlign)) / kFirstPayloadAlign * kFirstPayloadAlign;
+  return std::max(bytes, 2 * kFirstPayloadAlign + round_up(object_bytes, kSlotAlign)) / kFirstPayloadAlign *
+         kFirstPayloadAlign;
 }
 
 // One descriptor a segment; the default soft limit of 1024 would end a store of 1 TiB.
@@ -52,8 +53,9 @@ Status make_superblock(StoreFolder& folder, const StoreOptions& options, const P
   }
   if (s.capacity_bytes < s.segment_bytes + kMetadataBytes) {
     return Error{options.capacity_bytes != 0 ? Code::kInvalidArgument : Code::kNoSpace,
-                 "capacity: expected at least one segment (" + human_bytes(s.segment_bytes + kMetadataBytes) + "), found " +
-                     human_bytes(s.capacity_bytes) + " for " + folder.path() + "; raise capacity or free space there"};
+                 "capacity: expected at least one segment (" + human_bytes(s.segment_bytes + kMetadataBytes) +
+                     "), found " + human_bytes(s.capacity_bytes) + " for " + folder.path() +
+                     "; raise capacity or free space there"};
   }
   const std::uint64_t first_segment = s.segment_bytes + kMetadataBytes;
   if (*free < first_segment || *free - first_segment < options.free_space_floor) {
@@ -114,7 +116,8 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
   auto device = make_device(path, options.device, folder.lock_fd());
   if (!device) return device.error();
   const PathReport& report = (*device)->report();
-  if (Status status = fresh ? make_superblock(folder, options, report) : match_settings(folder, options, report); !status) {
+  if (Status status = fresh ? make_superblock(folder, options, report) : match_settings(folder, options, report);
+      !status) {
     return status.error();
   }
   auto store = std::make_unique<Store>(Passkey(), std::move(folder), options, std::move(*device));
@@ -157,7 +160,8 @@ Status Store::close() {
     const std::lock_guard io(segment->io_mutex());
     if (!segment->dirty() && !segment->doubtful) continue;
     Status status = segment->flush();
-    // A write that failed may have left bytes that fit no header: as after a crash, not as corruption of a whole segment.
+    // A write that failed may have left bytes that fit no header: as after a crash, not as corruption of a whole
+    // segment.
     const bool suspect = segment->suspect() || segment->doubtful;
     if (status) status = segment->set_flags(suspect ? std::uint32_t{kSegmentSuspect} : 0u);
     if (!status) result = status;
@@ -172,7 +176,8 @@ Status Store::close() {
 
 std::uint32_t Store::max_segments() const {
   const StoreSuperblock& s = folder_.superblock();
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>((s.capacity_bytes - kMetadataBytes) / s.segment_bytes, UINT32_MAX));
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>((s.capacity_bytes - kMetadataBytes) / s.segment_bytes, UINT32_MAX));
 }
 
 NamespaceId Store::intern(const Fingerprint& fingerprint) {
@@ -192,13 +197,14 @@ Result<NamespaceId> Store::open_namespace(const Fingerprint& fingerprint, const 
                                 [](std::uint64_t bytes) { return bytes > 0 && bytes <= (std::uint64_t{1} << 32); });
   if (!sane) {
     return Error{Code::kInvalidArgument,
-                 "object layout: expected 1 or more parts of 1 to 4 regions of 1 byte to 4 GiB, found " + std::to_string(parts) +
-                     " parts of " + std::to_string(region_bytes.size()) + " regions"};
+                 "object layout: expected 1 or more parts of 1 to 4 regions of 1 byte to 4 GiB, found " +
+                     std::to_string(parts) + " parts of " + std::to_string(region_bytes.size()) + " regions"};
   }
   const ObjectGeometry geometry = ObjectGeometry::of(parts, static_cast<std::uint32_t>(region_bytes.size()),
                                                      region_bytes.data(), folder_.superblock().block_bytes);
   const SlotClass slot_class = geometry.slot_class();
-  if (SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot).slots == 0) {
+  if (SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot)
+          .slots == 0) {
     return Error{Code::kInvalidArgument,
                  "page of " + human_bytes(geometry.payload_bytes()) + ": does not fit a segment of " +
                      human_bytes(folder_.superblock().segment_bytes) + " (store at " + folder_.path() +
@@ -265,8 +271,8 @@ Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
     for (IndexEntry* entry : doomed) unpublish(*entry, SlotState::kDying);
     for (const auto& [id, segment] : segments_) segments.push_back(segment.get());
   }
-  // Evicted objects left headers that a rebuild would believe, so every header counts, not only published ones. A segment that
-  // fails does not keep the others from being emptied.
+  // Evicted objects left headers that a rebuild would believe, so every header counts, not only published ones. A
+  // segment that fails does not keep the others from being emptied.
   Status result;
   for (Segment* segment : segments) {
     const std::lock_guard io(segment->io_mutex());
@@ -303,6 +309,13 @@ Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
   limit_cached_tables();
   counters_->cleared_pages += pages;
   if (!result) return result.error();
+  const std::lock_guard lock(mutex_);
+  if (!unreadable_.empty()) {
+    return Error{Code::kCorrupt, std::to_string(pages) + " pages deleted, but what is in " +
+                                     folder_.segment_path(unreadable_.begin()->first) +
+                                     " cannot be known: " + unreadable_.begin()->second +
+                                     "; delete that file by hand while the store is closed"};
+  }
   return pages;
 }
 
@@ -362,11 +375,21 @@ void Store::stats(tardis_stats& out) {
   out.slots_total = slots_total_;
   for (std::size_t state = 0; state < slot_counts_.size(); ++state) {
     switch (static_cast<SlotState>(state)) {
-      case SlotState::kFree: out.slots_free = slot_counts_[state]; break;
-      case SlotState::kWriting: out.slots_writing = slot_counts_[state]; break;
-      case SlotState::kLive: out.slots_live = slot_counts_[state]; break;
-      case SlotState::kDying: out.slots_writing += slot_counts_[state]; break;
-      case SlotState::kQuarantined: out.slots_quarantined = slot_counts_[state]; break;
+      case SlotState::kFree:
+        out.slots_free = slot_counts_[state];
+        break;
+      case SlotState::kWriting:
+        out.slots_writing = slot_counts_[state];
+        break;
+      case SlotState::kLive:
+        out.slots_live = slot_counts_[state];
+        break;
+      case SlotState::kDying:
+        out.slots_writing += slot_counts_[state];
+        break;
+      case SlotState::kQuarantined:
+        out.slots_quarantined = slot_counts_[state];
+        break;
     }
   }
   out.payload_bytes = payload_bytes_;

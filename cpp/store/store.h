@@ -54,8 +54,8 @@ class Store {
  public:
   // See tardis.h for what each function promises.
   // `make_device`: the engine to use; tests put one that fails between the store and the files.
-  using DeviceFactory = std::function<Result<std::unique_ptr<BlockDevice>>(const std::string& folder,
-                                                                          const BlockDeviceOptions& options, int keep_open_fd)>;
+  using DeviceFactory = std::function<Result<std::unique_ptr<BlockDevice>>(
+      const std::string& folder, const BlockDeviceOptions& options, int keep_open_fd)>;
   static Result<std::unique_ptr<Store>> open(const std::string& folder, const StoreOptions& options, bool create,
                                              const DeviceFactory& make_device = open_block_device);
   Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device);
@@ -63,8 +63,8 @@ class Store {
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  Result<NamespaceId> open_namespace(const Fingerprint& fingerprint, const std::string& description, std::uint32_t parts,
-                                     std::span<const std::uint64_t> region_bytes);
+  Result<NamespaceId> open_namespace(const Fingerprint& fingerprint, const std::string& description,
+                                     std::uint32_t parts, std::span<const std::uint64_t> region_bytes);
   Result<std::size_t> lookup(NamespaceId space, const Hash256* hashes, std::size_t n);
   Status set(NamespaceId space, const Hash256* hashes, const Hash256* parent_of_first, const std::uint64_t* pieces,
              std::size_t n, std::uint8_t* ok);
@@ -158,21 +158,21 @@ class Store {
   std::mutex mutex_;
   Index index_;
   std::map<std::uint32_t, std::unique_ptr<Segment>> segments_;
-  std::vector<std::unique_ptr<Segment>> retired_;  // failed while being re-classed; a flush group may still name them
+  std::vector<std::unique_ptr<Segment>> retired_;    // failed while being re-classed; a flush group may still name them
   std::map<std::uint32_t, std::string> unreadable_;  // segment id -> why; they keep their share of the capacity
-  std::array<std::uint64_t, 5> slot_counts_{};  // by SlotState
+  std::array<std::uint64_t, 5> slot_counts_{};       // by SlotState
   std::uint64_t slots_total_ = 0;
   std::uint64_t payload_bytes_ = 0;  // of published objects
   std::vector<Namespace> namespaces_;
   std::uint64_t next_generation_ = 1;
   std::uint64_t durable_group_ = 0;
-  std::uint64_t finished_group_ = 0;  // durable or failed
+  std::uint64_t finished_group_ = 0;                                    // durable or failed
   std::shared_ptr<FlushGroup> group_ = std::make_shared<FlushGroup>();  // the open one
-  std::shared_ptr<FlushGroup> ended_;  // the one being made durable, or null
-  std::uint64_t flush_wanted_ = 0;    // groups up to this one must end now
-  std::optional<Error> flush_error_;        // the last
-  std::uint64_t flush_failures_ = 0;        // each unpublished pages ...
-  std::uint64_t flush_failures_told_ = 0;   // ... and is told once, by flush() or close()
+  std::shared_ptr<FlushGroup> ended_;                                   // the one being made durable, or null
+  std::uint64_t flush_wanted_ = 0;                                      // groups up to this one must end now
+  std::optional<Error> flush_error_;                                    // the last
+  std::uint64_t flush_failures_ = 0;                                    // each unpublished pages ...
+  std::uint64_t flush_failures_told_ = 0;                               // ... and is told once, by flush() or close()
   std::vector<Quarantine> quarantines_;
   std::condition_variable flusher_wake_;
   std::condition_variable flush_done_;

@@ -9,7 +9,8 @@
 namespace tardis {
 namespace {
 
-// Large enough for a drive's best bandwidth, small enough that a batch spreads over every worker. A multiple of kChunkBytes.
+// Large enough for a drive's best bandwidth, small enough that a batch spreads over every worker. A multiple of
+// kChunkBytes.
 constexpr std::uint64_t kRequestBytes = 1u << 20;
 static_assert(kRequestBytes % kChunkBytes == 0);
 
@@ -18,7 +19,8 @@ alignas(kMaxPad) constexpr std::byte kZeros[kMaxPad] = {};
 
 }  // namespace
 
-std::size_t Transfer::add(FileId file, std::uint64_t offset, const ObjectGeometry& geometry, const std::uint64_t* pieces) {
+std::size_t Transfer::add(FileId file, std::uint64_t offset, const ObjectGeometry& geometry,
+                          const std::uint64_t* pieces) {
   auto object = std::make_unique<Object>();
   object->file = file;
   object->offset = offset;

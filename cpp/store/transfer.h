@@ -19,7 +19,8 @@ class Transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  // `pieces`: parts * regions addresses, [part][region]; must stay valid until run() returns. Returns the object's position.
+  // `pieces`: parts * regions addresses, [part][region]; must stay valid until run() returns. Returns the object's
+  // position.
   std::size_t add(FileId file, std::uint64_t offset, const ObjectGeometry& geometry, const std::uint64_t* pieces);
 
   // Moves everything; with `digests`, also computes every digest. Call once.

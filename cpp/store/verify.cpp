@@ -85,14 +85,19 @@ Result<VerifyResult> verify_store(const std::string& path, bool repair,
     Segment& s = *checked.segment;
     ++report.segments;
     report.slots += s.geometry().slots;
-    if (s.truncated()) problem(file + ": " + std::to_string(s.file_bytes()) + " bytes, expected " +
-                               std::to_string(folder.superblock().segment_bytes));
+    if (s.truncated())
+      problem(file + ": " + std::to_string(s.file_bytes()) + " bytes, expected " +
+              std::to_string(folder.superblock().segment_bytes));
     const SegmentFacts facts{id, s.epoch(), s.geometry(), s.file_bytes(), folder.superblock().block_bytes};
     for (std::uint32_t slot = 0; slot < s.geometry().slots; ++slot) {
       const SlotHeader& header = (*table)->header(slot);
       switch (judge(header, slot, facts)) {
-        case Belief::kFree: ++report.free_slots; break;
-        case Belief::kQuarantined: ++report.quarantined; break;
+        case Belief::kFree:
+          ++report.free_slots;
+          break;
+        case Belief::kQuarantined:
+          ++report.quarantined;
+          break;
         case Belief::kBad:
           checked.bad_headers.push_back(slot);
           if (s.dirty() || s.suspect()) {
@@ -147,7 +152,8 @@ Result<VerifyResult> verify_store(const std::string& path, bool repair,
         continue;
       }
       ++report.bad_payloads;
-      const std::string why = claim.error != 0 ? errno_error(claim.error, "reading it").message : "the payload fails its digest";
+      const std::string why =
+          claim.error != 0 ? errno_error(claim.error, "reading it").message : "the payload fails its digest";
       problem(s.path() + ": slot " + std::to_string(checked.slots[i]) + " (key " +
               hex(claim.header.key.data(), claim.header.key.size()) + "): " + why);
     }

@@ -63,15 +63,15 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t k = 0; k < slots.size(); ++k) {
-      tickets.push_back({wanted[k], slots[k], parent_of(wanted[k]), next_generation_++,
-                         segment(slots[k].segment).flush_failures});
+      tickets.push_back(
+          {wanted[k], slots[k], parent_of(wanted[k]), next_generation_++, segment(slots[k].segment).flush_failures});
     }
     for (std::size_t k = slots.size(); k < wanted.size(); ++k) index_.release_parent(space, parent_of(wanted[k]));
     if (slots.size() < wanted.size()) {
       end = wanted[slots.size()];
       if (!failure) {
         failure = Error{Code::kNoSpace, "no slot free: capacity " + human_bytes(folder_.superblock().capacity_bytes) +
-                                                  " of " + folder_.path() + " is held by pages in use"};
+                                            " of " + folder_.path() + " is held by pages in use"};
       }
     }
   }
@@ -183,11 +183,12 @@ void Store::make_dirty(std::vector<Ticket>& tickets, std::optional<Error>& failu
   }
 }
 
-void Store::write_headers(std::vector<Ticket>& tickets, const Transfer& payload, NamespaceId space, const Hash256* hashes,
-                          const ObjectGeometry& geometry, std::uint64_t group, std::uint64_t durable,
-                          std::optional<Error>& failure) {
+void Store::write_headers(std::vector<Ticket>& tickets, const Transfer& payload, NamespaceId space,
+                          const Hash256* hashes, const ObjectGeometry& geometry, std::uint64_t group,
+                          std::uint64_t durable, std::optional<Error>& failure) {
   std::map<std::uint32_t, std::vector<std::size_t>> by_segment;
-  for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k) by_segment[tickets[k].where.segment].push_back(k);
+  for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k)
+    by_segment[tickets[k].where.segment].push_back(k);
   for (const auto& [id, own] : by_segment) {
     Segment* owner = nullptr;
     Fingerprint fingerprint;

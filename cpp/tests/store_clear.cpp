@@ -53,6 +53,24 @@ TEST_F(StoreClear, HoldsAcrossAReopenAlsoForEvictedPages) {
   EXPECT_EQ(b.fetch(9, 0, 10), 10u);
 }
 
+TEST_F(StoreClear, SaysThatASegmentItCannotReadMayHoldMore) {
+  {
+    auto store = open_store(folder.path(), small_store(4));
+    Space space(*store, 1, {});
+    space.put(1, 0, 20);
+  }
+  flip_bit(segment_file(folder.path(), 0), 20);
+  auto store = open_store(folder.path(), small_store(4));
+  ASSERT_EQ(stats_of(*store).segments_unreadable, 1u);
+  Space space(*store, 1, {});
+  space.put(2, 0, 3);
+  const auto cleared = store->clear(std::nullopt);
+  ASSERT_FALSE(cleared);
+  EXPECT_EQ(cleared.error().code, Code::kCorrupt);
+  EXPECT_NE(cleared.error().message.find(segment_file(folder.path(), 0)), std::string::npos) << cleared.error().message;
+  EXPECT_EQ(stats_of(*store).slots_live, 0u);
+}
+
 TEST_F(StoreClear, HoldsForAPageThatWasEvictedWhileItsSlotStaysFree) {
   {
     auto store = open_store(folder.path(), small_store(1));

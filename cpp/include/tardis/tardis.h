@@ -40,17 +40,17 @@ typedef enum tardis_engine { TARDIS_ENGINE_AUTO = 0, TARDIS_ENGINE_IO_URING = 1,
 typedef enum tardis_direct { TARDIS_DIRECT_AUTO = 0, TARDIS_DIRECT_ON = 1, TARDIS_DIRECT_OFF = 2 } tardis_direct;
 
 typedef struct tardis_options {
-  uint32_t abi_version;        /* TARDIS_ABI_VERSION */
-  uint32_t engine;             /* tardis_engine */
-  uint32_t direct;             /* tardis_direct */
+  uint32_t abi_version; /* TARDIS_ABI_VERSION */
+  uint32_t engine;      /* tardis_engine */
+  uint32_t direct;      /* tardis_direct */
   uint32_t queue_depth;
-  uint32_t io_workers;         /* 0: twice the CPUs, 8 to 16 */
+  uint32_t io_workers; /* 0: twice the CPUs, 8 to 16 */
   uint32_t bounce_buffers;
-  uint64_t capacity_bytes;     /* 0: the smaller of 100 GiB and half the free space; of an existing store: what it has */
-  uint64_t segment_bytes;      /* 0: capacity/256 clamped to 4 MiB .. 1 GiB (more where one object would not fit) */
-  uint64_t object_bytes_hint;  /* largest object that will be stored; sizes the segments of a new store */
-  uint64_t free_space_floor;   /* bytes that stay free on the file system */
-  uint64_t flush_bytes;        /* a flush group ends at this many bytes ... */
+  uint64_t capacity_bytes;    /* 0: the smaller of 100 GiB and half the free space; of an existing store: what it has */
+  uint64_t segment_bytes;     /* 0: capacity/256 clamped to 4 MiB .. 1 GiB (more where one object would not fit) */
+  uint64_t object_bytes_hint; /* largest object that will be stored; sizes the segments of a new store */
+  uint64_t free_space_floor;  /* bytes that stay free on the file system */
+  uint64_t flush_bytes;       /* a flush group ends at this many bytes ... */
   uint32_t flush_milliseconds; /* ... or this age */
   uint32_t verify_reads;       /* 1. 0 is for measurement and negative controls only */
 } tardis_options;
@@ -60,7 +60,7 @@ typedef struct tardis_options {
  * follow each other and the part is padded to the store's block. */
 typedef struct tardis_object_layout {
   uint32_t parts;
-  uint32_t regions;          /* 1 .. 4 */
+  uint32_t regions; /* 1 .. 4 */
   uint64_t region_bytes[4];
 } tardis_object_layout;
 
@@ -75,12 +75,14 @@ typedef struct tardis_stats {
   uint64_t evicted_pages, evicted_bytes, cleared_pages;
   uint64_t flush_groups, flush_failures, flush_unpublished_pages, durable_group;
   uint64_t recovered_pages, recovered_verified, recovered_rejected;
-  uint64_t io_reads, io_writes, io_read_bytes, io_written_bytes, io_errors, io_peak_in_flight, bounced_requests, bounced_bytes;
+  uint64_t io_reads, io_writes, io_read_bytes, io_written_bytes, io_errors, io_peak_in_flight, bounced_requests,
+      bounced_bytes;
   uint64_t set_nanoseconds, get_nanoseconds; /* wall time inside the calls, summed */
 } tardis_stats;
 
 typedef struct tardis_verify_report {
-  uint64_t segments, slots, objects, bytes, bad_headers, bad_payloads, torn, unreadable_segments, free_slots, quarantined;
+  uint64_t segments, slots, objects, bytes, bad_headers, bad_payloads, torn, unreadable_segments, free_slots,
+      quarantined;
 } tardis_verify_report;
 
 /* Return 0 to go on, anything else to stop. done and total are bytes. */
@@ -106,25 +108,27 @@ TARDIS_API tardis_code tardis_namespace_open(tardis_store* store, const uint8_t 
                                              uint32_t* handle, char** error);
 
 /* Length of the leading run of `hashes` (n x 32 bytes) that is stored. No I/O; no lock held during I/O. */
-TARDIS_API tardis_code tardis_lookup(tardis_store* store, uint32_t handle, const uint8_t* hashes, size_t n, size_t* run);
+TARDIS_API tardis_code tardis_lookup(tardis_store* store, uint32_t handle, const uint8_t* hashes, size_t n,
+                                     size_t* run);
 
-/* Stores n objects. `pieces`: n x (parts*regions) addresses, [object][part][region]. `parent_of_first`: 32 bytes, or NULL:
- * the hash that precedes hashes[0] in its prefix; object i > 0 has parent hashes[i-1]. ok[i] = 1: stored (or already
- * present) and visible; the memory may be reused when the call returns. ok is 1...1 0...0: a suffix is dropped, never a
- * hole made. Durable after its flush group. */
+/* Stores n objects. `pieces`: n x (parts*regions) addresses, [object][part][region]. `parent_of_first`: 32 bytes, or
+ * NULL: the hash that precedes hashes[0] in its prefix; object i > 0 has parent hashes[i-1]. ok[i] = 1: stored (or
+ * already present) and visible; the memory may be reused when the call returns. ok is 1...1 0...0: a suffix is dropped,
+ * never a hole made. Durable after its flush group. */
 TARDIS_API tardis_code tardis_set(tardis_store* store, uint32_t handle, const uint8_t* hashes,
                                   const uint8_t* parent_of_first, const uint64_t* pieces, size_t n, uint8_t* ok,
                                   char** error);
 
-/* Loads n objects into memory and verifies them. ok[i] = 1: every byte arrived and matches its digest. Pages after the first
- * absent one are not read. The memory of a page that failed has undefined contents. */
+/* Loads n objects into memory and verifies them. ok[i] = 1: every byte arrived and matches its digest. Pages after the
+ * first absent one are not read. The memory of a page that failed has undefined contents. */
 TARDIS_API tardis_code tardis_get(tardis_store* store, uint32_t handle, const uint8_t* hashes, const uint64_t* pieces,
                                   size_t n, uint8_t* ok, char** error);
 
 /* Ends the current flush group and waits until everything set before the call is durable. */
 TARDIS_API tardis_code tardis_flush(tardis_store* store, char** error);
 
-/* Deletes the objects of one namespace, or of all (handle = UINT32_MAX), durably before it returns. */
+/* Deletes the objects of one namespace, or of all (handle = UINT32_MAX), durably before it returns. TARDIS_CORRUPT: done, but a
+ * segment that cannot be read may hold more. */
 TARDIS_API tardis_code tardis_clear(tardis_store* store, uint32_t handle, uint64_t* pages, char** error);
 
 /* Counters; no I/O and no lock held during I/O. */
@@ -134,18 +138,18 @@ TARDIS_API tardis_code tardis_path_report(tardis_store* store, char** json);
 
 /* Tools; none needs an open store. tardis_probe runs the self-test in `folder` without a store. */
 TARDIS_API tardis_code tardis_probe(const char* folder, const tardis_options* options, char** json, char** error);
-/* JSON description of the store in `folder` without taking its lock: superblock, owner, namespaces, segments, live objects. */
+/* JSON description of the store in `folder` without taking its lock: superblock, owner, namespaces, segments, live
+ * objects. */
 TARDIS_API tardis_code tardis_inspect(const char* folder, char** json, char** error);
-/* Reads every header and payload. Takes the lock (TARDIS_BUSY if held). `torn`: what a crash cut short before it was flushed,
- * no fault. With repair != 0 corrupt objects are quarantined, broken headers and torn objects become free slots, and the
- * segments count as whole again.
- * `problems`: JSON array of readable lines (at most 1000). */
+/* Reads every header and payload. Takes the lock (TARDIS_BUSY if held). `torn`: what a crash cut short before it was
+ * flushed, no fault. With repair != 0 corrupt objects are quarantined, broken headers and torn objects become free
+ * slots, and the segments count as whole again. `problems`: JSON array of readable lines (at most 1000). */
 TARDIS_API tardis_code tardis_verify(const char* folder, int repair, tardis_progress progress, void* context,
                                      tardis_verify_report* report, char** problems, char** error);
 
 /* Digest of one object as docs/on-disk-format.md defines it; for tests and tools. chunk_digests may be NULL. */
-TARDIS_API tardis_code tardis_digest(const tardis_object_layout* layout, const uint64_t* pieces, uint64_t* chunk_digests,
-                                     uint64_t* part_digests, uint64_t* root);
+TARDIS_API tardis_code tardis_digest(const tardis_object_layout* layout, const uint64_t* pieces,
+                                     uint64_t* chunk_digests, uint64_t* part_digests, uint64_t* root);
 
 #ifdef __cplusplus
 }
