@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python face of the store: arguments, errors, the GIL, and what the tools report."""
 
+import gc
 import hashlib
 import os
 import pathlib
@@ -144,6 +145,33 @@ def test_a_closed_store_refuses_work_and_still_tells_its_counts(tmp_path):
             call()
     assert store.stats()["set_pages_written"] == 2
     assert store.path_report()["engine"] == "sync"
+
+
+def test_a_forked_child_leaves_the_store_to_its_parent(tmp_path):
+    """The child has neither the threads nor a ring of its own; closing there would stop the parent's."""
+    pages = Pages(4)
+    store = tardis.Store(tmp_path / "store", OPTIONS)
+    space = store.namespace(FINGERPRINT, "{}", LAYOUT)
+    assert space.set(pages.hashes, pages.pieces).all()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for call in (store.flush, store.stats, lambda: space.get(pages.hashes, pages.pieces)):
+                with pytest.raises(tardis.StoreClosedError, match="forked"):
+                    call()
+            store.close()
+            del store, space, call  # the core's destructor would close
+            gc.collect()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    pages.poison()
+    assert space.get(pages.hashes, pages.pieces).all() and pages.intact()
+    store.close()
+    with tardis.Store(tmp_path / "store", OPTIONS) as again:
+        assert again.stats()["recovered_pages"] == 4
 
 
 def test_a_full_store_says_why_a_suffix_is_missing(store):

@@ -451,6 +451,10 @@ def _expand_path(path: str, source: str, environ: Mapping[str, str]) -> str:
         expanded = os.path.expanduser(expanded)
     if "\0" in expanded:
         raise fail("contains a NUL character")
+    try:
+        expanded.encode("utf-8")
+    except UnicodeEncodeError:
+        raise fail("cannot be encoded as UTF-8") from None
     if not os.path.isabs(expanded):
         raise fail(f"expected an absolute path, got {_show(expanded)} after expansion")
     expanded = os.path.normpath(expanded)
@@ -463,8 +467,6 @@ def _expand_path(path: str, source: str, environ: Mapping[str, str]) -> str:
             continue  # a parent is a file: found further up
         except OSError as error:
             raise fail(f"{folder}: {error.strerror}") from None
-        except UnicodeEncodeError:
-            raise fail("cannot be encoded as a file name") from None
         if not stat.S_ISDIR(mode):
             raise fail(f"{folder} is not a folder")
         break

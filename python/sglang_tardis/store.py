@@ -7,8 +7,10 @@ docs/on-disk-format.md for what lies on disk and `cpp/include/tardis/tardis.h` f
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -106,6 +108,37 @@ class _translated:
             raise _error(*error.args) from None
 
 
+def _folder(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise StoreSettingError(f"path: expected a name in UTF-8, found {text!r}", "invalid_argument") from None
+    return text
+
+
+class _ForkedCore:
+    """Takes the core's place in a forked child: its threads and rings are the parent's, and closing would stop them."""
+
+    def close(self) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        raise StoreClosedError("the store was opened before this process was forked; open it in one process", "closed")
+
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _leave_to_the_parent() -> None:
+    for store in list(_open_stores):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store._core))  # never destroyed here: its destructor closes
+        store._core = _ForkedCore()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
 class ObjectLayout(msgspec.Struct, frozen=True):
     """How one object lies in memory: `parts` parts (layers), each of the same regions (K and V, or one).
 
@@ -151,7 +184,6 @@ class Namespace:
 
     def __init__(self, store: Store, handle: int, layout: ObjectLayout) -> None:
         self._store = store
-        self._core = store._core
         self._handle = handle
         self.layout = layout
 
@@ -165,7 +197,7 @@ class Namespace:
             StoreClosedError: the store was closed.
         """
         with _translated():
-            return self._core.lookup(self._handle, hashes)
+            return self._store._core.lookup(self._handle, hashes)
 
     def set(self, hashes: HashArray, pieces: PieceArray, parent: bytes | None = None) -> npt.NDArray[np.bool_]:
         """Store objects; their memory may be reused when the call returns. Durable after the next flush group.
@@ -181,7 +213,7 @@ class Namespace:
         Raises:
             StoreSettingError, StoreClosedError: nothing was stored.
         """
-        ok, code, message = self._core.set(self._handle, hashes, pieces, parent)
+        ok, code, message = self._store._core.set(self._handle, hashes, pieces, parent)
         self._store._note(code, message)
         return ok
 
@@ -198,14 +230,14 @@ class Namespace:
         Raises:
             StoreSettingError, StoreClosedError: nothing was read.
         """
-        ok, code, message = self._core.get(self._handle, hashes, pieces)
+        ok, code, message = self._store._core.get(self._handle, hashes, pieces)
         self._store._note(code, message)
         return ok
 
     def clear(self) -> int:
         """Delete every object of this namespace, durably; returns how many were published."""
         with _translated():
-            return self._core.clear(self._handle)
+            return self._store._core.clear(self._handle)
 
 
 class Store:
@@ -224,9 +256,10 @@ class Store:
     def __init__(
         self, path: str | os.PathLike[str], options: StoreOptions | None = None, *, create: bool = True
     ) -> None:
+        self.path = _folder(path)
         with _translated():
-            self._core = _core.Store(os.fspath(path), (options or StoreOptions())._settings(), create)
-        self.path = os.fspath(path)
+            self._core = _core.Store(self.path, (options or StoreOptions())._settings(), create)
+        _open_stores.add(self)
         self.last_problem: TardisError | None = None
         self._report: dict[str, Any] = json.loads(self._core.path_report())
 
@@ -286,13 +319,17 @@ class Store:
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What the files of a store say, read without its lock. Raises TardisError (not_found, unsupported_format, ...)."""
     with _translated():
-        return json.loads(_core.inspect(os.fspath(path)))
+        try:
+            text = _core.inspect(_folder(path))
+        except UnicodeDecodeError as error:  # a damaged description; the rest is worth showing
+            text = error.object.decode("utf-8", "replace")
+        return json.loads(text)
 
 
 def probe(path: str | os.PathLike[str], options: StoreOptions | None = None) -> dict[str, Any]:
     """Run the storage self-test in a folder: the engine and alignments a store there would use, and why."""
     with _translated():
-        return json.loads(_core.probe(os.fspath(path), (options or StoreOptions())._settings()))
+        return json.loads(_core.probe(_folder(path), (options or StoreOptions())._settings()))
 
 
 def verify(
@@ -312,7 +349,7 @@ def verify(
         StoreBusyError: a process uses it. TardisError: no store there, stopped, or the device failed.
     """
     with _translated():
-        report, problems = _core.verify(os.fspath(path), repair, progress)
+        report, problems = _core.verify(_folder(path), repair, progress)
     return report, json.loads(problems)
 
 

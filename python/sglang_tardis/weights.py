@@ -88,7 +88,7 @@ def weights_fingerprint(
         weights, side, root = [root.name], [], root.parent
     else:
         weights = [name for name in names if _is_weight(name)]
-        side = [name for name in names if name in _SIDE_FILES or name.endswith(_SIDE_SUFFIXES)]
+        side = [name for name in names if _is_side(name)]
     if dummy or not weights:
         if "config.json" not in side:
             raise _error(root, "neither weights nor a config.json in this folder")
@@ -99,6 +99,42 @@ def weights_fingerprint(
         described = [[name, _weight_file(root / name, pool, clock)] for name in weights]
     facts = {"weights": described, "side": [[name, _side_file(root / name, clock)] for name in side]}
     return "weights-v1:" + framed_digest(_DOMAIN, facts).hex()
+
+
+def tensor_names(model_dir: Path | str) -> frozenset[str] | None:
+    """Names of all tensors of a checkpoint; None where a file of another format than safetensors does not tell them.
+
+    Raises WeightsError as :func:`weights_fingerprint` does.
+    """
+    root = Path(model_dir)
+    found: set[str] = set()
+    for name in filter(_is_weight, _list(root) or [root.name]):
+        if not name.endswith(".safetensors"):
+            return None
+        with _File(root / name) as file:
+            found.update(_safetensors_header(file)[1])
+    return frozenset(found - {"__metadata__"})
+
+
+def changed_after(model_dir: Path | str, moment: float) -> Path | None:
+    """A file of the checkpoint, or a link to it, that was written or replaced after a moment (Unix seconds); or None.
+
+    What a running server holds is what these files said when they were loaded. Times in the future are left out: they
+    come from the clock of a file server. Raises WeightsError if a file cannot be looked at.
+    """
+    root = Path(model_dir)
+    links = [place for place in (root, *root.absolute().parents) if place.is_symlink()]
+    names = _list(root)
+    files = [root] if names is None else [root / n for n in names if _is_weight(n) or _is_side(n)]
+    now = time.time()
+    for path in (*links, *files):
+        try:
+            times = (os.lstat(path).st_ctime, os.stat(path).st_ctime)
+        except OSError as error:
+            raise _error(path, error.strerror or str(error)) from None
+        if any(moment < changed <= now for changed in times):
+            return path
+    return None
 
 
 class _Deadline:
@@ -169,6 +205,10 @@ def _is_weight(name: str) -> bool:
     )
 
 
+def _is_side(name: str) -> bool:
+    return name in _SIDE_FILES or name.endswith(_SIDE_SUFFIXES)
+
+
 def _side_file(path: Path, clock: _Deadline) -> str:
     clock.check(path)
     with _File(path) as file:
@@ -226,8 +266,8 @@ def _blob_places(size: int) -> list[tuple[int, int, int]]:
     return [(offset, offset + BLOB_SAMPLE_BYTES, BLOB_SAMPLE_BYTES) for offset in offsets]
 
 
-def _safetensors_places(file: _File) -> tuple[str, list[tuple[int, int, int]]]:
-    """Digest of the header and the byte range of every tensor, in file order."""
+def _safetensors_header(file: _File) -> tuple[bytes, dict[str, Any]]:
+    """The header's bytes, and what they say."""
     path = file.path
     if file.size < 8:
         raise _error(path, f"{file.size} bytes is too short for a safetensors file")
@@ -247,7 +287,14 @@ def _safetensors_places(file: _File) -> tuple[str, list[tuple[int, int, int]]]:
         raise _error(path, f"safetensors header is not JSON ({error})") from None
     if not isinstance(header, dict):
         raise _error(path, "safetensors header is not a JSON object")
-    start = 8 + header_bytes
+    return raw, header
+
+
+def _safetensors_places(file: _File) -> tuple[str, list[tuple[int, int, int]]]:
+    """Digest of the header and the byte range of every tensor, in file order."""
+    path = file.path
+    raw, header = _safetensors_header(file)
+    start = 8 + len(raw)
     places = []
     for name, entry in header.items():
         if name == "__metadata__":

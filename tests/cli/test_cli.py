@@ -117,6 +117,14 @@ def test_info_survives_damaged_descriptions(store: Path, capsys):
     assert status == 0 and out.count("(no description)") == 2 and "pages        8 in" in out
 
 
+@pytest.mark.parametrize("damage", [b"\xff\xfe{", b"[" * 100_000], ids=["not UTF-8", "nested deeply"])
+def test_one_damaged_description_hides_nothing_else(store: Path, capsys, damage: bytes):
+    sorted((store / "namespaces").glob("*.json"))[0].write_bytes(damage)
+    status, out, _ = run(capsys, "info", store)
+    assert status == 0 and out.count("(no description)") == 1 and "pages        8 in" in out
+    assert run(capsys, "clear", store, "--yes")[:2] == (0, f"deleted 8 pages of {store}\n")
+
+
 # --- verify
 
 
@@ -304,6 +312,35 @@ def test_a_reader_that_has_gone_is_no_traceback(store: Path):
     assert (result.returncode, result.stderr) == (141, b"")
 
 
+def test_streams_that_are_closed_or_full_change_no_result(store: Path):
+    command = f"{sys.executable} -m sglang_tardis.cli"
+    script = f"""
+        {command} info {store} >&-; echo $?
+        {command} verify {store} >&- 2>&- <&-; echo $?
+        {command} verify {store} >/dev/null 2>/dev/full; echo $?
+        {command} info {store}/none 2>/dev/full; echo $?
+    """
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment(), check=False)
+    assert (result.stdout.split(), result.stderr) == (["0", "0", "0", "2"], "")
+
+
+def test_a_terminal_without_the_names_characters(tmp_path: Path):
+    needs_core()
+    fill(tmp_path / "日本", "llama", 1, 1)
+    for command in ("info", "verify", "clear --yes"):
+        result = subprocess.run(
+            [sys.executable, "-m", "sglang_tardis.cli", *command.split(), str(tmp_path / "日本")],
+            capture_output=True, text=True, env=environment(PYTHONIOENCODING="ascii"), check=False,
+        )  # fmt: skip
+        assert result.returncode == 0 and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "clear"])
+def test_a_path_that_is_not_utf8_is_one_line(command: str, tmp_path: Path, capsys):
+    needs_core()
+    assert "expected a name in UTF-8" in failure(capsys, command, f"{tmp_path}/\udcff")
+
+
 # --- doctor
 
 
@@ -359,6 +396,15 @@ def test_doctor_says_when_the_disk_is_too_full(tmp_path: Path, capsys, monkeypat
     monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": str(tmp_path), "free_space_floor": "4000PiB"}))
     status, found = findings(capsys)
     assert status == 1 and found["folder"]["status"] == "problem" and "free_space_floor" in found["folder"]["detail"]
+
+
+def test_doctor_takes_paths_like_the_other_commands(store: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    monkeypatch.chdir(store.parent)
+    _, found = findings(capsys, store.name)
+    assert f"store at {store} " in found["configuration"]["detail"]
+    status, found = findings(capsys, f"{store}\udcff")
+    assert status == 1 and "UTF-8" in found["configuration"]["detail"]
 
 
 def test_doctor_with_a_wrong_configuration(capsys, monkeypatch, no_sglang):

@@ -305,6 +305,21 @@ def check_adapters_and_salts_are_apart():
     server.close()
 
 
+def check_what_follows_an_image_is_not_stored():
+    """This release's keys hold 30 bits of an image, which two images may share."""
+    server = Server(FOLDER / "image", checkpoint("model-image", 1))
+    text, image = tokens(1, 2), [1_000_000 + 12345] * (2 * PAGE)
+    assert server.prefill(text) == (0, 0, 32)
+    assert server.prefill(text + image) == (32, 0, 32)
+    assert server.prefill(text + image + tokens(2, 2)) == (64, 0, 32)
+    assert server.prefill(tokens(3, 4)) == (0, 0, 64)
+    server.flush()
+    assert server.prefill(text + image + tokens(2, 2)) == (0, 32, 64)
+    server.flush()
+    assert server.prefill(tokens(3, 4)) == (0, 64, 0)
+    server.close()
+
+
 def check_detach_attach():
     server = Server(FOLDER / "attach", checkpoint("model-attach", 1))
     prompt = tokens(1, 4)

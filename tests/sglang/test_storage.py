@@ -495,6 +495,10 @@ def test_what_makes_a_namespace(open_storage, model, tmp_path):
         "kv scales": of(server=dict(quantization_param_path=str(scales))),
         "served name": of(server=dict(served_model_name="another")),
         "dummy": of(server=dict(load_format="dummy")),
+        "hooks": of(server=dict(forward_hooks=[{"name": "steer"}])),
+        "image positions": of(server=dict(enable_precise_embedding_interpolation=True)),
+        "experts elsewhere": of(server=dict(kt_weight_path=str(other_weights))),
+        "experts in int8": of(server=dict(kt_weight_path=str(other_weights), kt_method="AMXINT8")),
     }
     scales.write_text('{"k": 2}')
     variants["other kv scales"] = of(server=dict(quantization_param_path=str(scales)))
@@ -532,6 +536,9 @@ def test_weights_that_cannot_be_identified(model, open_storage, tmp_path):
     elsewhere = ServerSettings(SimpleNamespace(model_path="nobody/no-such-model", load_format="auto"))
     with pytest.raises(IdentityError, match="weights_revision"):
         identify_weights(elsewhere, None)
+    shared = ServerSettings(SimpleNamespace(model_path=str(model), load_format="auto", weight_cache_mode="client"))
+    with pytest.raises(IdentityError, match="--weight-cache-mode client"):
+        identify_weights(shared, None)
     remote = ServerSettings(SimpleNamespace(model_path=str(model), load_format="remote_instance"))
     with pytest.raises(IdentityError, match="--load-format remote_instance"):
         identify_weights(remote, None)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager, _WeightUpdateSession
 from sglang_tardis.sglang import weight_updates
 from tree_server import Split, TreeServer, _content_digest, prompt, write_checkpoint
@@ -24,7 +26,7 @@ class Model:
     def weight_update_runners(self):
         return [("target", SimpleNamespace(weight_updater=self))]
 
-    model_runner = property(lambda self: SimpleNamespace(weight_updater=self))
+    model_runner = property(lambda self: SimpleNamespace(weight_updater=self, model=torch.nn.Module()))
 
     def update_weights_from_disk(self, path, load_format, recapture_cuda_graph=False):
         if self.succeed:
@@ -194,6 +196,78 @@ def test_attached_after_an_update(tmp_path, server, updater, flush):
     assert server.prefill(TOKENS) == Split(0, 0, 0, 96)
     server.flush()
     assert server.prefill(TOKENS) == (Split(0, 0, 96, 0) if flush else Split(0, 0, 0, 96))
+
+
+def test_a_part_of_a_checkpoint_gets_a_namespace_of_its_own(tmp_path, server, updater):
+    """The same part over other weights would be another model."""
+    part = write_checkpoint(tmp_path / "part", seed=7)
+    tensors = load_file(part / "model.safetensors")
+    save_file({name: tensors[name] for name in list(tensors)[:2]}, part / "model.safetensors")
+    for _ in range(2):
+        assert updater.update_weights_from_disk(request(model_path=part)).success
+        assert server.prefill(TOKENS) == Split(0, 0, 0, 96)
+        server.flush()
+        assert server.prefill(TOKENS) == Split(0, 0, 96, 0)
+
+
+@pytest.mark.parametrize("enabled, cpu_backup", [(True, False), (True, True), (False, False)])
+def test_weights_that_were_released_are_unknown_until_loaded(server, updater, monkeypatch, enabled, cpu_backup):
+    """Resuming gives memory, not weights, unless SGLang kept a copy."""
+    saver = SimpleNamespace(enabled=enabled, pause=lambda tag: None, resume=lambda tag: None)
+    updater.memory_saver_adapter, updater.offload_tags, updater.scheduler = saver, set(), None
+    server.prefill(TOKENS)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_device_module", lambda: SimpleNamespace(synchronize=lambda: None))
+        patch.setattr(SchedulerWeightUpdaterManager, "_assert_weight_cache_inactive", lambda self, op: None)
+        patch.setattr(weight_updates.ServerSettings, "get", lambda self, name: cpu_backup)
+        updater.release_memory_occupation(SimpleNamespace(tags=["weights"]))
+        updater.resume_memory_occupation(SimpleNamespace(tags=["weights"]))
+    kept = not enabled or cpu_backup
+    assert (weight_updates.current() is None) == kept
+    for _ in range(2):  # the second time: nor was anything stored
+        server.flush()
+        assert server.prefill(TOKENS) == (Split(0, 0, 96, 0) if kept else Split(0, 0, 0, 96))
+
+
+@pytest.mark.parametrize("how", ["written", "renamed", "link"])
+def test_a_checkpoint_that_changed_since_it_was_loaded_names_nothing(tmp_path, how):
+    """Attached at run time: the files are of other weights than those that the model holds."""
+    old, new = write_checkpoint(tmp_path / "old", seed=1), write_checkpoint(tmp_path / "new", seed=2)
+    model = tmp_path / "latest"
+    model.symlink_to(old)
+    time.sleep(0.05)  # the file system's clock ticks in milliseconds
+    with TreeServer(tmp_path / "store", model) as server:
+        server.prefill(TOKENS)
+        server.cache.detach_storage_backend()
+        ok, message = server.attach()
+        assert ok, message
+        server.cache.detach_storage_backend()
+        time.sleep(0.05)
+        if how == "written":
+            (old / "model.safetensors").write_bytes((new / "model.safetensors").read_bytes())
+        elif how == "renamed":
+            (new / "model.safetensors").rename(old / "model.safetensors")
+        else:
+            (tmp_path / "link").symlink_to(new)
+            (tmp_path / "link").rename(model)
+        time.sleep(0.05)
+        ok, message = server.attach()
+        assert not ok and "changed after" in message and "weights_revision" in message
+
+
+def test_a_checkpoint_that_changed_since_an_update_names_nothing(tmp_path, server, updater):
+    new = write_checkpoint(tmp_path / "new", seed=5)
+    time.sleep(0.05)
+    assert updater.update_weights_from_disk(request(model_path=new)).success
+    server.cache.detach_storage_backend()
+    time.sleep(0.05)
+    write_checkpoint(new, seed=6)
+    time.sleep(0.05)
+    ok, message = server.attach()
+    assert ok, message
+    for _ in range(2):
+        assert server.prefill(TOKENS) == Split(0, 0, 0, 96)
+        server.flush()
 
 
 def test_updates_without_tardis_are_left_alone(tmp_path, model, updater, server):

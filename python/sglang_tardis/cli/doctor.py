@@ -84,7 +84,7 @@ def examine(path: str | None) -> Iterator[Finding]:
 
 def _configuration(path: str | None) -> tuple[TardisConfig | None, Finding]:
     try:
-        config = load_config({"path": path} if path is not None else None)
+        config = load_config({"path": os.path.abspath(path)} if path is not None else None)
     except ConfigError as error:
         return None, Finding("configuration", "problem", str(error))
     source = (

@@ -38,7 +38,7 @@ def namespace_fields(namespace: Mapping[str, Any]) -> Mapping[str, Any]:
     """The readable identity of a namespace; empty if its text is missing or damaged."""
     try:
         fields = json.loads(namespace.get("description") or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 

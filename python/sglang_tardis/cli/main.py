@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Errors are one line on stderr."""
+    _prepare_streams()
     args = build_parser().parse_args(argv)
     try:
         if getattr(args, "path", "") is None and args.command != "doctor":
@@ -52,8 +55,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
 
 
+def _prepare_streams() -> None:
+    """A closed stream must not become a file of the store; a character unknown to the terminal is no error."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            while os.open(os.devnull, os.O_RDWR) < number:
+                pass
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))
+        elif number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _fail(command: str, message: str, status: int = EXIT_ERROR) -> int:
-    print(f"tardis {command}: {' '.join(message.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the exit status still tells
+        print(f"tardis {command}: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return status
 
 

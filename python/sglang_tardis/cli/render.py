@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -50,14 +51,19 @@ class Progress:
         self._width = 0
 
     def __call__(self, done: int, total: int) -> bool:
-        """Show that `done` of `total` bytes have been read. Always True: go on."""
+        """Show that `done` of `total` bytes have been read. Always True: go on, also where nobody can be shown."""
+        with contextlib.suppress(OSError):
+            self._show(done, total)
+        return True
+
+    def _show(self, done: int, total: int) -> None:
         now = time.monotonic()
         share = min(1.0, done / total) if total else 1.0
         rate = human_bytes(int(done / max(now - self._start, 1e-3)))
         numbers = f"{share:4.0%}  {human_bytes(done)} of {human_bytes(total)}  {rate}/s"
         if self._terminal:
             if share < 1 and now - self._drawn < 0.1:
-                return True
+                return
             self._drawn = now
             line = f"{self._what} [{'#' * int(share * 30):<30}] {numbers}"
             self._stream.write("\r" + line.ljust(self._width))
@@ -67,11 +73,11 @@ class Progress:
             self._tenth = int(share * 10)
             self._stream.write(f"{self._what} {numbers.lstrip()}\n")
             self._stream.flush()
-        return True
 
     def end(self) -> None:
         """Leave the bar's line."""
         if self._terminal and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
             self._width = 0
+            with contextlib.suppress(OSError):
+                self._stream.write("\n")
+                self._stream.flush()

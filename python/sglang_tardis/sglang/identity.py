@@ -16,9 +16,15 @@ from sglang_tardis.bridge.pieces import PieceLayout
 from sglang_tardis.log import logger
 from sglang_tardis.sglang.host_pool import HostPoolShape
 from sglang_tardis.sglang.server_settings import ServerSettings
-from sglang_tardis.weights import WeightsError, model_config_digest, weights_fingerprint
+from sglang_tardis.weights import (
+    WeightsError,
+    changed_after,
+    model_config_digest,
+    tensor_names,
+    weights_fingerprint,
+)
 
-__all__ = ["IdentityError", "build_identity", "identify_weights", "local_model_path"]
+__all__ = ["IdentityError", "build_identity", "identify_weights", "local_model_path", "replaces_all_weights"]
 
 # Server arguments that change the KV values of equal tokens and show neither in the checkpoint's files nor in the host
 # pool. Only values other than the default enter, so that a release that adds one does not empty the store.
@@ -34,9 +40,16 @@ _RELEVANT_ARGUMENTS = (
     "decrypted_config_file",
     "qsa_indexer_dtype",
     "model_impl",
+    "model_config_parser",
+    "forward_hooks",
+    "rl_on_policy_target",
+    "enable_precise_embedding_interpolation",
+    "enable_w4a4_mxfp4_megamoe",
 )
+# Experts that KTransformers takes from elsewhere and computes in other precisions.
+_KT_ARGUMENTS = ("kt_method", "kt_num_gpu_experts", "kt_max_deferred_experts_per_token")
 # Weights that do not come from files of the model's folder.
-_FORMATS_WITHOUT_FILES = ("remote", "remote_instance", "modelexpress", "rdma")
+_FORMATS_WITHOUT_FILES = ("remote", "remote_instance", "modelexpress", "rdma", "ipc_cache", "private")
 
 
 class IdentityError(RuntimeError):
@@ -52,6 +65,7 @@ def build_identity(
     weights_revision: str | None,
     device_pool: Any = None,
     settings: ServerSettings | None = None,
+    loaded_at: float | None = None,
 ) -> NamespaceIdentity:
     """The identity of the pages that this server stores.
 
@@ -63,17 +77,18 @@ def build_identity(
         weights_revision: the setting, or None to fingerprint the checkpoint.
         device_pool: the device pool it mirrors; it knows the real dtype, which the host pool may show as uint8.
         settings: SGLang's settings; the process's by default.
+        loaded_at: when the model was loaded (Unix seconds), if known; see :func:`identify_weights`.
 
     Raises:
         IdentityError: something that matters cannot be determined; the message names the setting that helps.
     """
     settings = settings or ServerSettings()
     config_digest = _config_digest(settings)
-    extra = _extra_facts(settings, shape)
+    extra = _extra_facts(settings, shape, weights_revision)
     return NamespaceIdentity(
         model_name=_model_name(storage_config, pool, settings),
         model_config=config_digest,
-        weights=identify_weights(settings, weights_revision),
+        weights=identify_weights(settings, weights_revision, loaded_at=loaded_at),
         kv_dtype=_kv_dtype(pool, device_pool, settings),
         layers=shape.layers,
         start_layer=shape.start_layer,
@@ -102,6 +117,9 @@ def identify_weights(
     weights_revision: str | None,
     model_path: str | None = None,
     load_format: str | None = None,
+    *,
+    hub_revision: str | None = None,
+    loaded_at: float | None = None,
 ) -> str:
     """What names the weights: the setting, or a fingerprint of the checkpoint's files.
 
@@ -110,6 +128,8 @@ def identify_weights(
         weights_revision: the setting, or None.
         model_path: folder or hub name of the weights; the server's own by default.
         load_format: how they are loaded; the server's own by default.
+        hub_revision: revision of a hub name; the server's own by default.
+        loaded_at: when they were loaded (Unix seconds); files that changed later tell nothing about them.
     """
     if weights_revision is not None:
         return f"revision:{weights_revision}"
@@ -117,9 +137,15 @@ def identify_weights(
     load_format = str(load_format or settings.get("load_format", "auto"))
     if load_format in _FORMATS_WITHOUT_FILES:
         raise _unidentified(f"--load-format {load_format} takes the weights from elsewhere than {path}")
-    folder = local_model_path(path, settings)
+    if str(settings.get("weight_cache_mode", "off")) == "client":
+        raise _unidentified("--weight-cache-mode client takes them from a process that loaded them earlier")
+    folder = local_model_path(path, settings, hub_revision)
     dummy = load_format == "dummy"
     try:
+        given = Path(path).expanduser()
+        changed = None if loaded_at is None else changed_after(given if given.exists() else folder, loaded_at)
+        if changed is not None:
+            raise _unidentified(f"{changed} changed after this server had loaded the model")
         fingerprint = weights_fingerprint(folder, dummy=dummy)
     except WeightsError as error:
         raise _unidentified(str(error)) from error
@@ -128,8 +154,21 @@ def identify_weights(
     return fingerprint
 
 
-def local_model_path(path: str | None, settings: ServerSettings) -> Path:
-    """The folder (or GGUF file) on this machine that holds a model given by path or by its name on the hub."""
+def replaces_all_weights(settings: ServerSettings, model_path: str) -> bool:
+    """Whether a checkpoint holds every tensor of the one that the server was started with, as far as files tell."""
+    try:
+        started = tensor_names(local_model_path(settings.get("model_path"), settings))
+        loaded = tensor_names(local_model_path(model_path, settings))
+    except (IdentityError, WeightsError):
+        return False
+    return started is not None and loaded is not None and started <= loaded
+
+
+def local_model_path(path: str | None, settings: ServerSettings, hub_revision: str | None = None) -> Path:
+    """The folder (or GGUF file) on this machine that holds a model given by path or by its name on the hub.
+
+    `hub_revision` is that of a hub name; the server's own by default.
+    """
     if not path:
         raise _unidentified("SGLang has not published a model path in this process")
     local = Path(path).expanduser()
@@ -141,7 +180,7 @@ def local_model_path(path: str | None, settings: ServerSettings) -> Path:
         return Path(
             snapshot_download(
                 path,
-                revision=settings.get("revision"),
+                revision=hub_revision or settings.get("revision"),
                 cache_dir=settings.get("download_dir"),
                 local_files_only=True,
             )
@@ -198,7 +237,7 @@ def _kv_dtype(pool: Any, device_pool: Any, settings: ServerSettings) -> str:
     )
 
 
-def _extra_facts(settings: ServerSettings, shape: HostPoolShape) -> dict[str, str]:
+def _extra_facts(settings: ServerSettings, shape: HostPoolShape, weights_revision: str | None) -> dict[str, str]:
     facts: dict[str, str] = {}
     for name in _RELEVANT_ARGUMENTS:
         value = settings.get(name)
@@ -215,13 +254,30 @@ def _extra_facts(settings: ServerSettings, shape: HostPoolShape) -> dict[str, st
         facts["dummy_weights_device"] = str(settings.get("device", "") or "").split(":")[0]
     if shape.draft_layers:
         draft = settings.get("speculative_draft_model_path")
+        revision = settings.get("speculative_draft_model_revision") or "main"
         facts["draft_layers"] = str(shape.draft_layers)
         facts["speculative_algorithm"] = str(settings.get("speculative_algorithm", ""))
-        facts["draft_weights"] = identify_weights(settings, None, draft) if draft else "with the model"
+        facts["draft_weights"] = (
+            _other_weights(settings, weights_revision, draft, hub_revision=revision) if draft else "with the model"
+        )
+    experts = settings.get("kt_weight_path")
+    if experts:
+        facts["kt_weights"] = _other_weights(settings, weights_revision, experts, load_format="auto")
+        facts.update({name: str(settings.get(name)) for name in _KT_ARGUMENTS})
     adapters = settings.get("lora_paths")
     if adapters:
         facts["lora"] = _adapters_digest(adapters, settings)
     return facts
+
+
+def _other_weights(settings: ServerSettings, weights_revision: str | None, path: str, **kwargs: Any) -> str:
+    """Weights beside the model's; the setting stands for those that cannot be identified, too."""
+    try:
+        return identify_weights(settings, None, path, **kwargs)
+    except IdentityError:
+        if weights_revision is None:
+            raise
+        return f"path:{path}"
 
 
 def _adapters_digest(adapters: Any, settings: ServerSettings) -> str:

@@ -43,6 +43,7 @@ _WEIGHT_UPDATES = (
     "update_weights_from_tensor",
     "update_weights_from_ipc",
     "end_weight_update",
+    "release_memory_occupation",
 )
 
 #: The controller whose attach_storage_backend is running in this context: the backend's constructor is given the host
@@ -162,6 +163,9 @@ def _wanted_hooks() -> list[_Hook]:
         # Only releases that keep draft KV beside the tree's pools have this one.
         _Hook("draft", _CONTROLLER_MODULE, "HiCacheController._maybe_register_draft_with_storage", "BEFORE", _no_draft),
     ]
+    hooks.append(
+        _Hook("weight updates", _CONTROLLER_MODULE, "HiCacheController.__init__", "AROUND", weight_updates.note_model)
+    )
     for module, path in _RUNTIME_CONFIG_TARGETS:
         hooks.append(_Hook("prefix keys", module, path, "BEFORE", _pass_prefix_keys))
     for method in _WEIGHT_UPDATES:

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ from sglang_tardis.log import RateLimitedLog, logger
 from sglang_tardis.metrics import StoreMetrics
 from sglang_tardis.sglang import seams, weight_updates
 from sglang_tardis.sglang.host_pool import HostPoolShape, inspect_pool
-from sglang_tardis.sglang.identity import build_identity, identify_weights
+from sglang_tardis.sglang.identity import build_identity, identify_weights, replaces_all_weights
 from sglang_tardis.sglang.server_settings import ServerSettings
 
 __all__ = ["TardisStorage"]
@@ -134,6 +135,7 @@ class TardisStorage(HiCacheStorage):
                 weights_revision=self._config.weights_revision,
                 device_pool=_device_pool(self._controller),
                 settings=self._settings,
+                loaded_at=weight_updates.loaded_at() if weight_updates.current() is None else None,
             )
             _exercise_hashing(self._shape.page_tokens)
             self._store = Store(self._config.path, self._config.store_options(object_bytes_hint=layout.object_bytes))
@@ -252,7 +254,11 @@ class TardisStorage(HiCacheStorage):
             return None
         if live.revision is not None:
             return f"revision:{live.revision}"
-        return identify_weights(self._settings, None, live.model_path, load_format="auto")
+        weights = identify_weights(self._settings, None, live.model_path, load_format="auto", loaded_at=live.loaded_at)
+        if replaces_all_weights(self._settings, live.model_path):
+            return weights
+        # A part of the model's tensors: the others are what they were, which no file says.
+        return f"revision:live:{uuid.uuid4().hex}"
 
     def _current(self) -> Any:
         """The namespace in use, or None while closed or suspended. Opened at first use."""

@@ -13,6 +13,7 @@ believe that the model still has the weights it was started with.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Callable
@@ -21,27 +22,31 @@ from typing import Any
 import msgspec
 
 from sglang_tardis.log import logger
+from sglang_tardis.sglang.server_settings import ServerSettings
 
-__all__ = ["LiveWeights", "around", "current", "forget", "register", "unregister"]
+__all__ = ["LiveWeights", "around", "current", "forget", "loaded_at", "note_model", "register", "unregister"]
 
 
 class LiveWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last update left in the model; exactly one field is set.
+    """What the last update left in the model; exactly one of the first three fields is set.
 
     Attributes:
         model_path: folder or hub name that the weights were loaded from.
         revision: a name never used before, for weights that came from memory or another process.
         unknown: why it cannot be said which pages belong to the weights in use.
+        loaded_at: when the update from model_path began (Unix seconds).
     """
 
     model_path: str | None = None
     revision: str | None = None
     unknown: str | None = None
+    loaded_at: float | None = None
 
 
 _lock = threading.Lock()
 _backends: weakref.WeakSet[Any] = weakref.WeakSet()
 _current: LiveWeights | None = None
+_loaded_at: float | None = None
 _hooks: dict[str, Callable[..., Any]] = {}
 
 
@@ -62,16 +67,30 @@ def current() -> LiveWeights | None:
     return _current
 
 
+def loaded_at() -> float | None:
+    """When the model was in place (Unix seconds); None while SGLang is still building its cache."""
+    return _loaded_at
+
+
 def forget() -> None:
     """Return to the state of a process that has just started (a new model was loaded in it)."""
-    global _current
-    _current = None
+    global _current, _loaded_at
+    _current = _loaded_at = None
+
+
+def note_model(original, self, *args, **kwargs):
+    """HiCacheController.__init__: built once the model is loaded, whether or not storage is attached by then."""
+    global _loaded_at
+    _loaded_at = None  # older releases attach storage in here
+    original(self, *args, **kwargs)
+    _loaded_at = time.time()
 
 
 def around(method: str) -> Callable[..., Any]:
     """The hook for one method of SGLang's scheduler-side weight updater; the same object at every call."""
     if method not in _hooks:
-        _hooks[method] = _end_of_session(method) if method == "end_weight_update" else _update(method)
+        special = {"end_weight_update": _end_of_session, "release_memory_occupation": _release}
+        _hooks[method] = special.get(method, _update)(method)
     return _hooks[method]
 
 
@@ -79,6 +98,7 @@ def _update(method: str) -> Callable[..., Any]:
     def hook(original, self, recv_req, *args, **kwargs):
         needs_session = method in ("update_weights_from_distributed", "update_weights_from_tensor")
         refused = needs_session and hasattr(type(self), "_session") and self._session is None
+        began = time.time()
         try:
             output = original(self, recv_req, *args, **kwargs)
         except BaseException:
@@ -91,7 +111,7 @@ def _update(method: str) -> Callable[..., Any]:
         elif not getattr(recv_req, "flush_cache", False):
             _became(LiveWeights(unknown=f"{method} did not flush the cache, which now mixes pages of both weights"))
         elif method == "update_weights_from_disk" and getattr(recv_req, "load_format", None) != "dummy":
-            _became(LiveWeights(model_path=recv_req.model_path))
+            _became(LiveWeights(model_path=recv_req.model_path, loaded_at=began))
         else:
             _became(LiveWeights(revision=f"live:{uuid.uuid4().hex}"))
         return output
@@ -109,6 +129,22 @@ def _end_of_session(method: str) -> Callable[..., Any]:
             _became(
                 LiveWeights(unknown="a weight-update session took its weights from outside SGLang, without a flush")
             )
+        return output
+
+    hook.__name__ = f"tardis_{method}"
+    return hook
+
+
+def _release(method: str) -> Callable[..., Any]:
+    def hook(original, self, recv_req, *args, **kwargs):
+        output = original(self, recv_req, *args, **kwargs)
+        # Without a copy in host memory, what is there after resuming is whatever the memory held.
+        if (
+            "weights" in (getattr(recv_req, "tags", None) or ("weights",))
+            and getattr(self.memory_saver_adapter, "enabled", True)
+            and not ServerSettings().get("enable_weights_cpu_backup")
+        ):
+            _became(LiveWeights(unknown="the weights were released from GPU memory and not loaded again"))
         return output
 
     hook.__name__ = f"tardis_{method}"
