@@ -8,7 +8,6 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -239,33 +238,33 @@ def test_an_error_in_a_progress_callback_is_the_callers(tmp_path):
         tardis.verify(tmp_path / "store", progress=explode)
 
 
-def test_calls_release_the_gil(store):
+@pytest.mark.parametrize("call", ["set", "get", "lookup", "flush"])
+def test_calls_release_the_gil(store, call):
+    """With a switch interval of minutes, another thread runs only where a call gives the interpreter up by itself."""
     space = store.namespace(FINGERPRINT, "{}", LAYOUT)
-    pages = Pages(100)
-    ticks, stop = 0, threading.Event()
-
-    def tick():
-        nonlocal ticks
-        while not stop.is_set():
-            ticks += 1
-            time.sleep(0)
-
-    def work(seed):
-        own = Pages(30, seed)
-        for _ in range(5):
-            assert space.set(own.hashes, own.pieces).all()
-            own.poison()
-            space.get(own.hashes, own.pieces)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)] + [threading.Thread(target=tick)]
-    for thread in threads:
-        thread.start()
-    for thread in threads[:-1]:
-        thread.join()
-    stop.set()
-    threads[-1].join()
-    assert ticks > 100
-    assert space.set(pages.hashes, pages.pieces).any()
+    pages = Pages(30)
+    assert space.set(pages.hashes, pages.pieces).all()
+    calls = {
+        "set": lambda: space.set(pages.hashes, pages.pieces),
+        "get": lambda: space.get(pages.hashes, pages.pieces),
+        "lookup": lambda: space.lookup(pages.hashes),
+        "flush": store.flush,
+    }
+    go, ran = threading.Event(), []
+    other = threading.Thread(target=lambda: (go.wait(), ran.append(True)))
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(600)
+    try:
+        go.set()
+        limit = 20_000  # a short call may end before the other thread has woken up
+        while not ran and limit:
+            calls[call]()
+            limit -= 1
+    finally:
+        sys.setswitchinterval(interval)
+    other.join()
+    assert limit, f"{call} kept the interpreter to itself"
 
 
 def test_a_store_survives_its_process(tmp_path):

@@ -101,7 +101,8 @@ Result<std::string> inspect_store(const std::string& path) {
   auto files = folder.segment_files();
   if (!files) return files.error();
   auto namespaces = folder.namespaces();
-  if (!namespaces) return namespaces.error();
+  if (!namespaces && namespaces.error().code != Code::kNotFound) return namespaces.error();
+  const std::map<std::string, std::string> described = namespaces ? *namespaces : std::map<std::string, std::string>();
   const StoreSuperblock& s = folder.superblock();
   Totals totals;
   for (const auto& [id, file] : *files) inspect_segment(file, id, s, totals);
@@ -134,15 +135,15 @@ Result<std::string> inspect_store(const std::string& path) {
     json.end_object();
   }
   json.end_array();
-  for (const auto& [fingerprint, text] : *namespaces) totals.by_namespace[fingerprint];
+  for (const auto& [fingerprint, text] : described) totals.by_namespace[fingerprint];
   json.begin_array("namespaces");
   for (const auto& [fingerprint, usage] : totals.by_namespace) {
     json.begin_object();
     json.field("fingerprint", fingerprint);
     json.field("objects", usage.objects);
     json.field("payload_bytes", usage.bytes);
-    const auto text = namespaces->find(fingerprint);
-    json.field("description", text == namespaces->end() ? std::string() : text->second);
+    const auto text = described.find(fingerprint);
+    json.field("description", text == described.end() ? std::string() : text->second);
     json.end_object();
   }
   json.end_array();
