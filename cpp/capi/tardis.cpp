@@ -10,6 +10,7 @@
 #include <new>
 
 #include "base/json.h"
+#include "block/path_report_json.h"
 #include "store/digest.h"
 #include "store/store.h"
 #include "store/tools.h"
@@ -79,16 +80,10 @@ ObjectGeometry object_geometry(const tardis_object_layout& layout) {
 
 const Hash256* as_hashes(const uint8_t* bytes) { return reinterpret_cast<const Hash256*>(bytes); }
 
-std::string report_json(const PathReport& r) {
+std::string report_json(const PathReport& report) {
   JsonWriter json;
   json.begin_object();
-  json.field("engine", r.engine);
-  json.field("direct_io", r.direct);
-  json.field("offset_align", r.offset_align);
-  json.field("memory_align", r.memory_align);
-  json.field("logical_block", r.logical_block);
-  json.field("filesystem", r.filesystem);
-  json.field("reason", r.reason);
+  write_fields(json, report);
   json.end_object();
   return json.text();
 }

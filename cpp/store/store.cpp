@@ -8,6 +8,7 @@
 #include <ctime>
 
 #include "base/json.h"
+#include "block/path_report_json.h"
 #include "store/counters.h"
 
 namespace tardis {
@@ -396,17 +397,10 @@ void Store::stats(tardis_stats& out) {
 }
 
 std::string Store::path_report_json() const {
-  const PathReport& r = path_report_;
   JsonWriter json;
   json.begin_object();
   json.field("path", folder_.path());
-  json.field("engine", r.engine);
-  json.field("direct_io", r.direct);
-  json.field("offset_align", r.offset_align);
-  json.field("memory_align", r.memory_align);
-  json.field("logical_block", r.logical_block);
-  json.field("filesystem", r.filesystem);
-  json.field("reason", r.reason);
+  write_fields(json, path_report_);
   json.field("capacity_bytes", folder_.superblock().capacity_bytes);
   json.field("segment_bytes", folder_.superblock().segment_bytes);
   json.field("verify_reads", options_.verify_reads);
