@@ -53,12 +53,12 @@ bench: $(S)/product $(S)/support $(S)/nvcc ## time to first token by where the K
 .PHONY: lint
 lint: $(S)/test ## ruff and clang-format, nothing is changed
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
-	@bash scripts/format-cpp --dry-run -Werror
+	@PATH="$(abspath $(VENV))/bin:$$PATH" bash scripts/format-cpp --dry-run -Werror
 
 .PHONY: format
 format: $(S)/test ## apply ruff and clang-format
 	@$(PY) -m ruff check --fix . && $(PY) -m ruff format .
-	@bash scripts/format-cpp -i
+	@PATH="$(abspath $(VENV))/bin:$$PATH" bash scripts/format-cpp -i
 
 .PHONY: clean
 clean: ## delete what was built; the environment stays (delete .venv yourself)

@@ -103,8 +103,8 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     segment_size: Annotated[
         int | str,
         _size(
-            "Size of a data file. `0` or `auto`: capacity / 256, within 4 MiB ... 1 GiB, more where one page would not "
-            "fit.",
+            "Size of a data file, at least 4 MiB. `0` or `auto`: capacity / 256, within 4 MiB ... 1 GiB, more where "
+            "eight pages would not fit, but then no more than a quarter of the capacity unless one page needs it.",
             auto=True,
         ),
     ] = "auto"
@@ -115,8 +115,9 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     engine: Annotated[
         Literal["auto", "io_uring", "sync"],
         Meta(
-            description="How I/O is submitted. `auto` takes io_uring if a self-test in the folder succeeds, else a "
-            "pool of threads (`sync`). Asking for io_uring where it does not work is an error."
+            description="How I/O is submitted. With O_DIRECT, `auto` takes io_uring if a self-test in the folder "
+            "succeeds; otherwise, and for buffered I/O, a pool of threads (`sync`). Asking for io_uring where it does "
+            "not work is an error."
         ),
     ] = "auto"
     direct_io: Annotated[

@@ -372,6 +372,28 @@ def test_doctor_on_a_store(store: Path, capsys, no_sglang):
     assert found["SGLang"] == {"name": "SGLang", "status": "note", "detail": "not installed in this Python environment"}
 
 
+@pytest.mark.parametrize(
+    "setting", [{"capacity": 1}, {"segment_size": 1}, {"segment_size": "64MiB", "capacity": "64MiB"}]
+)
+def test_doctor_finds_sizes_that_no_store_takes(setting, tmp_path: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    from sglang_tardis.config import load_config
+    from sglang_tardis.store import Store, StoreSettingError
+
+    monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": str(tmp_path / "new"), "free_space_floor": 0, **setting}))
+    status, found = findings(capsys)
+    assert status == 1 and found["sizes"]["status"] == "problem"
+    config = load_config(None)
+    with pytest.raises(StoreSettingError):
+        Store(config.path, config.store_options())
+
+
+def test_doctor_finds_another_segment_size(store: Path, capsys, monkeypatch, no_sglang):
+    monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": str(store), "segment_size": "1GiB", "capacity": "4GiB"}))
+    status, found = findings(capsys)
+    assert status == 1 and "leave it out" in found["sizes"]["detail"]
+
+
 def test_doctor_before_the_first_start(tmp_path: Path, capsys, monkeypatch, no_sglang):
     needs_core()
     monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": str(tmp_path / "a" / "b"), "free_space_floor": 0}))

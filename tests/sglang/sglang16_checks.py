@@ -24,7 +24,8 @@ import torch
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS.parents[1] / "demo" / "cpu_support")]
 
-FOLDER = Path(tempfile.mkdtemp(prefix="tardis-sglang16-"))
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="tardis-sglang16-", ignore_cleanup_errors=True)
+FOLDER = Path(_TEMPORARY.name)
 KEYS = [hashlib.sha256(bytes([i])).hexdigest() for i in range(8)]
 PAGE = 16
 

@@ -31,6 +31,9 @@ from sglang_tardis.sglang.plugin import check_seams
 seams = [[seam.name, bool(seam.ok), str(seam.detail)] for seam in check_seams()]
 print("\\n{_SEAMS_MARK}" + json.dumps(seams), flush=True)
 """
+# Of the format (docs/on-disk-format.md): the least size of a segment, and what the capacity must hold beside segments.
+_MIN_SEGMENT_BYTES = 4 << 20
+_METADATA_BYTES = 1 << 20
 _IO_URING_SETUP = 425  # the same number on every architecture
 
 
@@ -126,6 +129,14 @@ def _storage(config: TardisConfig) -> Iterator[Finding]:
             yield Finding("storage path", "ok", f"self-test in {where} chose: {_path_in_words(report)}")
         except TardisError as error:
             yield Finding("storage path", "problem", str(error))
+    needed = max(_MIN_SEGMENT_BYTES, config.segment_bytes)
+    if 0 < config.segment_bytes < needed or 0 < config.capacity_bytes < needed + _METADATA_BYTES:
+        yield Finding(
+            "sizes",
+            "problem",
+            f"capacity {config.capacity}, segment_size {config.segment_size}: a segment takes at least 4 MiB, and the "
+            "capacity must hold one and 1 MiB more",
+        )
     if tested != folder:
         yield Finding("store", "note", f"none at {folder} yet; a server will make one")
         return
@@ -135,6 +146,12 @@ def _storage(config: TardisConfig) -> Iterator[Finding]:
         status = "note" if getattr(error, "code", "") == "not_found" else "problem"
         yield Finding("store", status, str(error))
         return
+    if config.segment_bytes not in (0, facts["segment_bytes"]):
+        yield Finding(
+            "sizes",
+            "problem",
+            f"segment_size is {config.segment_size}, the store has {human_bytes(facts['segment_bytes'])}; leave it out",
+        )
     owner = f"in use by {facts['owner']}" if facts.get("owner") else "in use by nobody"
     yield Finding(
         "store",
