@@ -3,6 +3,7 @@
 
 import json
 import os
+import pwd
 import re
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from sglang_tardis.config import (
     parse_size,
 )
 
+HOME = "/somebody"
 FLAG = "--hicache-storage-backend-extra-config"
 GIB = 2**30
 FIELDS = [field.name for field in msgspec.structs.fields(TardisConfig)]
 
 
 def environ(**extra: str) -> dict[str, str]:
-    return {"HOME": "/home/nobody", **extra}
+    return {"HOME": HOME, **extra}
 
 
 def load(extra: Any = None, **env: str) -> TardisConfig:
@@ -38,7 +40,7 @@ def load(extra: Any = None, **env: str) -> TardisConfig:
 
 def test_defaults():
     config = load()
-    assert config.path == "/home/nobody/.cache/sglang-tardis"
+    assert config.path == f"{HOME}/.cache/sglang-tardis"
     assert (config.capacity_bytes, config.segment_bytes) == (0, 0)
     assert config.free_space_floor_bytes == 2 * GIB
     assert config.flush_group_bytes == 256 * 2**20
@@ -86,7 +88,7 @@ def test_sglang_keys_in_the_environment_are_a_mistake():
 
 
 def test_files_in_each_format(tmp_path: Path):
-    pytest.importorskip("yaml")
+    pytest.importorskip("yaml", reason="PyYAML, which reads .yaml settings, is not installed")
     texts = {
         "a.json": '{"path": "/p", "queue_depth": 3, "verify_reads": false}',
         "a.toml": 'path = "/p"\nqueue_depth = 3\nverify_reads = false\n',
@@ -299,7 +301,7 @@ def test_hostile_files(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo.json")
     for path in sorted(tmp_path.iterdir()):
         if path.suffix == ".yaml":
-            pytest.importorskip("yaml")
+            pytest.importorskip("yaml", reason="PyYAML, which reads .yaml settings, is not installed")
         with pytest.raises(ConfigError, match=re.escape(path.name)) as caught:
             load(f"@{path}")
         assert len(str(caught.value)) < 700, path.name
@@ -341,11 +343,11 @@ def test_anything_gives_a_config_or_a_config_error(extra):
 def test_path_is_expanded():
     env = environ(DISK="/nvme0", USER_DIR="kv")
     assert load_config({"path": "$DISK/${USER_DIR}/store"}, env).path == "/nvme0/kv/store"
-    assert load_config({"path": "~/kv"}, env).path == "/home/nobody/kv"
-    assert load_config({"path": "~"}, env).path == "/home/nobody"
+    assert load_config({"path": "~/kv"}, env).path == f"{HOME}/kv"
+    assert load_config({"path": "~"}, env).path == HOME
     assert load_config({"path": "/a/../b//c/"}, env).path == "/b/c"
     assert load_config({"path": "/a b/ü"}, env).path == "/a b/ü"
-    assert load_config({"path": "~root/kv"}, env).path == "/root/kv"
+    assert load_config({"path": "~root/kv"}, env).path == f"{pwd.getpwnam('root').pw_dir}/kv"
 
 
 @pytest.mark.parametrize(

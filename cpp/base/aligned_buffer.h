@@ -5,7 +5,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <span>
 #include <string>
 
 #include "base/status.h"
@@ -43,16 +42,6 @@ class AlignedBuffer {
   std::byte* data() { return memory_.get(); }
   const std::byte* data() const { return memory_.get(); }
   std::size_t size() const { return memory_ ? bytes_ : 0; }
-  std::span<std::byte> span() { return {memory_.get(), size()}; }
-  std::span<const std::byte> span() const { return {memory_.get(), size()}; }
-  template <class T>
-  T* as() {
-    return reinterpret_cast<T*>(memory_.get());
-  }
-  template <class T>
-  const T* as() const {
-    return reinterpret_cast<const T*>(memory_.get());
-  }
 
  private:
   struct Free {

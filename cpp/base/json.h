@@ -12,7 +12,6 @@ namespace tardis {
 class JsonWriter {
  public:
   void begin_object() { open('{'); }
-  void begin_object(std::string_view name) { key(name), open('{'); }
   void end_object() { close('}'); }
   void begin_array(std::string_view name) { key(name), open('['); }
   void begin_array() { open('['); }
@@ -27,11 +26,6 @@ class JsonWriter {
   void value(const T& item) {
     separate();
     put(item);
-  }
-  // Text that is JSON already.
-  void raw_field(std::string_view name, std::string_view json) {
-    key(name);
-    text_ += json;
   }
 
   const std::string& text() const { return text_; }

@@ -85,9 +85,6 @@ class BlockDevice {
   // fdatasync. A failure is final for the data written before it (the caller must not retry it).
   virtual Status flush(FileId file) = 0;
 
-  // Runs `body(i)` for i in [0, count) on the worker pool and the calling thread; returns when all are done.
-  virtual void parallel_for(std::size_t count, const std::function<void(std::size_t)>& body) = 0;
-
   virtual IoGeometry geometry() const = 0;
   virtual const PathReport& report() const = 0;
   virtual BlockDeviceCounters counters() const = 0;

@@ -83,10 +83,6 @@ Status FileDevice::flush(FileId file) {
   return {};
 }
 
-void FileDevice::parallel_for(std::size_t count, const std::function<void(std::size_t)>& body) {
-  workers_->parallel_for(count, workers_->threads() + 1, body);
-}
-
 int FileDevice::check_request(const IoRequest& request, std::uint64_t bytes) const {
   const std::uint64_t mask = setup_.geometry.offset_align - 1;
   return ((request.offset | bytes) & mask) == 0 ? 0 : EINVAL;

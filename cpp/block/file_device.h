@@ -30,7 +30,6 @@ class FileDevice : public BlockDevice {
   Status preallocate(FileId file, std::uint64_t bytes) override;
   Result<std::uint64_t> file_bytes(FileId file) override;
   Status flush(FileId file) override;
-  void parallel_for(std::size_t count, const std::function<void(std::size_t)>& body) override;
   IoGeometry geometry() const override { return setup_.geometry; }
   const PathReport& report() const override { return setup_.report; }
   BlockDeviceCounters counters() const override;

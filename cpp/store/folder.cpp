@@ -295,10 +295,4 @@ Result<std::uint64_t> StoreFolder::free_bytes() const {
   return std::uint64_t{status->f_bavail} * status->f_frsize;
 }
 
-Result<std::uint64_t> StoreFolder::total_bytes() const {
-  auto status = filesystem(path_);
-  if (!status) return status.error();
-  return std::uint64_t{status->f_blocks} * status->f_frsize;
-}
-
 }  // namespace tardis

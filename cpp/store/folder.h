@@ -48,7 +48,6 @@ class StoreFolder {
   Result<std::map<std::string, std::string>> namespaces() const;  // fingerprint in hex -> description
 
   Result<std::uint64_t> free_bytes() const;  // of the file system, for an ordinary user
-  Result<std::uint64_t> total_bytes() const;
 
  private:
   std::string path_;

@@ -11,11 +11,6 @@ IndexEntry* Index::find(const ObjectKey& key) {
   return it == entries_.end() ? nullptr : &it->second;
 }
 
-const IndexEntry* Index::find(const ObjectKey& key) const {
-  const auto it = entries_.find(key);
-  return it == entries_.end() ? nullptr : &it->second;
-}
-
 IndexEntry& Index::insert(IndexEntry fresh) {
   const ObjectKey key = fresh.key;
   IndexEntry& entry = entries_.emplace(key, std::move(fresh)).first->second;

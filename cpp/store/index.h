@@ -58,7 +58,6 @@ class Index {
   explicit Index(std::uint64_t reuse_bonus) : reuse_bonus_(reuse_bonus) {}
 
   IndexEntry* find(const ObjectKey& key);
-  const IndexEntry* find(const ObjectKey& key) const;
   // The key must be absent. The returned address is stable until erase().
   IndexEntry& insert(IndexEntry entry);
   void erase(IndexEntry& entry);

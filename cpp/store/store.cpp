@@ -323,37 +323,8 @@ Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
 void Store::stats(tardis_stats& out) {
   out = {};
   const Counters& c = *counters_;
-#define TARDIS_COPY(field) out.field = c.field.load(std::memory_order_relaxed)
-  TARDIS_COPY(set_calls);
-  TARDIS_COPY(set_pages);
-  TARDIS_COPY(set_pages_written);
-  TARDIS_COPY(set_pages_present);
-  TARDIS_COPY(set_pages_dropped);
-  TARDIS_COPY(set_pages_failed);
-  TARDIS_COPY(set_bytes);
-  TARDIS_COPY(set_nanoseconds);
-  TARDIS_COPY(get_calls);
-  TARDIS_COPY(get_pages);
-  TARDIS_COPY(get_pages_hit);
-  TARDIS_COPY(get_pages_missed);
-  TARDIS_COPY(get_pages_raced);
-  TARDIS_COPY(get_pages_torn);
-  TARDIS_COPY(get_pages_corrupt);
-  TARDIS_COPY(get_pages_failed);
-  TARDIS_COPY(get_bytes);
-  TARDIS_COPY(get_nanoseconds);
-  TARDIS_COPY(lookups);
-  TARDIS_COPY(lookup_pages);
-  TARDIS_COPY(lookup_hit_pages);
-  TARDIS_COPY(evicted_pages);
-  TARDIS_COPY(evicted_bytes);
-  TARDIS_COPY(cleared_pages);
-  TARDIS_COPY(flush_groups);
-  TARDIS_COPY(flush_failures);
-  TARDIS_COPY(flush_unpublished_pages);
-  TARDIS_COPY(recovered_pages);
-  TARDIS_COPY(recovered_verified);
-  TARDIS_COPY(recovered_rejected);
+#define TARDIS_COPY(field) out.field = c.field.load(std::memory_order_relaxed);
+  TARDIS_STATS_SUMS(TARDIS_COPY)
 #undef TARDIS_COPY
   const Call call(*this);
   if (!call) return;

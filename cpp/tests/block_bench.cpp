@@ -61,7 +61,8 @@ std::uint64_t work(BlockDevice& device, const Plan& plan, std::uint64_t seed) {
   auto memory = AlignedBuffer::allocate(plan.batch * plan.request_bytes + 4096);
   if (!memory) stop(memory.error().message);
   std::mt19937_64 generator(seed);
-  for (std::size_t i = 0; i + 8 <= memory->size(); i += 512) memory->as<std::uint64_t>()[i / 8] = generator();
+  for (std::size_t i = 0; i + 8 <= memory->size(); i += 512)
+    reinterpret_cast<std::uint64_t*>(memory->data())[i / 8] = generator();
 
   std::vector<iovec> pieces(plan.batch * plan.iovecs);
   const std::uint64_t piece_bytes = plan.request_bytes / plan.iovecs;
@@ -146,7 +147,8 @@ int run(int argc, char** argv) {
     if (!block) stop(block.error().message);
     std::mt19937_64 generator(1);
     for (std::uint64_t i = 0; i < plan.file_requests; ++i) {
-      for (std::size_t word = 0; word < block->size() / 8; ++word) block->as<std::uint64_t>()[word] = generator();
+      for (std::size_t word = 0; word < block->size() / 8; ++word)
+        reinterpret_cast<std::uint64_t*>(block->data())[word] = generator();
       const iovec piece{block->data(), block->size()};
       IoRequest request{IoRequest::Op::kWrite, plan.file, i * plan.request_bytes, {&piece, 1}, 0};
       (*device)->run({&request, 1}, nullptr);

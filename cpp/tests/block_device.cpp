@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Both engines, direct and buffered, through the public interface.
 #include "block/block_device.h"
+#include "block/worker_pool.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -421,15 +422,17 @@ TEST_P(BlockDeviceTest, ClosedFilesGiveTheirBlocksBack) {
   EXPECT_LT(lowest_use, kBytes / 2);
 }
 
-TEST_P(BlockDeviceTest, ParallelForRunsEveryIndexOnceAndNests) {
-  OPEN_OR_SKIP(device, options());
+TEST(WorkerPoolTest, ParallelForRunsEveryIndexOnceAndNests) {
+  auto created = WorkerPool::create(4);
+  ASSERT_TRUE(created) << created.error().message;
+  WorkerPool& pool = **created;
   std::vector<std::atomic<int>> seen(10007);
-  device->parallel_for(seen.size(), [&](std::size_t i) { seen[i].fetch_add(1); });
+  pool.parallel_for(seen.size(), 5, [&](std::size_t i) { seen[i].fetch_add(1); });
   for (const auto& count : seen) ASSERT_EQ(count.load(), 1);
   std::atomic<int> inner{0};
-  device->parallel_for(16, [&](std::size_t) { device->parallel_for(16, [&](std::size_t) { inner.fetch_add(1); }); });
+  pool.parallel_for(16, 5, [&](std::size_t) { pool.parallel_for(16, 5, [&](std::size_t) { inner.fetch_add(1); }); });
   EXPECT_EQ(inner.load(), 256);
-  device->parallel_for(0, [](std::size_t) { FAIL(); });
+  pool.parallel_for(0, 5, [](std::size_t) { FAIL(); });
 }
 
 // In a child: the size limit holds for the whole process.

@@ -246,9 +246,6 @@ class WrappedDevice : public BlockDevice {
     inner_->run(requests, on_complete);
   }
   Status flush(FileId file) override { return inner_->flush(file); }
-  void parallel_for(std::size_t count, const std::function<void(std::size_t)>& body) override {
-    inner_->parallel_for(count, body);
-  }
   IoGeometry geometry() const override { return inner_->geometry(); }
   const PathReport& report() const override { return inner_->report(); }
   BlockDeviceCounters counters() const override { return inner_->counters(); }

@@ -64,20 +64,31 @@ typedef struct tardis_object_layout {
   uint64_t region_bytes[4];
 } tardis_object_layout;
 
+/* clang-format off */
+/* Sums since the store was opened. set_nanoseconds and get_nanoseconds: wall time inside the calls. */
+#define TARDIS_STATS_SUMS(FIELD) \
+  FIELD(set_calls) FIELD(set_pages) FIELD(set_pages_written) FIELD(set_pages_present) FIELD(set_pages_dropped) \
+  FIELD(set_pages_failed) FIELD(set_bytes) FIELD(set_nanoseconds) \
+  FIELD(get_calls) FIELD(get_pages) FIELD(get_pages_hit) FIELD(get_pages_missed) FIELD(get_pages_raced) \
+  FIELD(get_pages_torn) FIELD(get_pages_corrupt) FIELD(get_pages_failed) FIELD(get_bytes) FIELD(get_nanoseconds) \
+  FIELD(lookups) FIELD(lookup_pages) FIELD(lookup_hit_pages) \
+  FIELD(evicted_pages) FIELD(evicted_bytes) FIELD(cleared_pages) \
+  FIELD(flush_groups) FIELD(flush_failures) FIELD(flush_unpublished_pages) \
+  FIELD(recovered_pages) FIELD(recovered_verified) FIELD(recovered_rejected)
+/* The state now (zero after tardis_close): allocated_bytes of the segments, payload_bytes of live pages. */
+#define TARDIS_STATS_LEVELS(FIELD) \
+  FIELD(capacity_bytes) FIELD(allocated_bytes) FIELD(payload_bytes) \
+  FIELD(slots_total) FIELD(slots_live) FIELD(slots_free) FIELD(slots_quarantined) FIELD(slots_writing) \
+  FIELD(segments) FIELD(segments_unreadable) FIELD(durable_group) \
+  FIELD(io_reads) FIELD(io_writes) FIELD(io_read_bytes) FIELD(io_written_bytes) FIELD(io_errors) \
+  FIELD(io_peak_in_flight) FIELD(bounced_requests) FIELD(bounced_bytes)
+/* clang-format on */
+
 typedef struct tardis_stats {
-  uint64_t capacity_bytes, allocated_bytes, payload_bytes; /* segments on disk; live payload */
-  uint64_t slots_total, slots_live, slots_free, slots_quarantined, slots_writing;
-  uint64_t segments, segments_unreadable;
-  uint64_t set_calls, set_pages, set_pages_written, set_pages_present, set_pages_dropped, set_pages_failed, set_bytes;
-  uint64_t get_calls, get_pages, get_pages_hit, get_pages_missed, get_pages_raced, get_pages_torn, get_pages_corrupt,
-      get_pages_failed, get_bytes;
-  uint64_t lookups, lookup_pages, lookup_hit_pages;
-  uint64_t evicted_pages, evicted_bytes, cleared_pages;
-  uint64_t flush_groups, flush_failures, flush_unpublished_pages, durable_group;
-  uint64_t recovered_pages, recovered_verified, recovered_rejected;
-  uint64_t io_reads, io_writes, io_read_bytes, io_written_bytes, io_errors, io_peak_in_flight, bounced_requests,
-      bounced_bytes;
-  uint64_t set_nanoseconds, get_nanoseconds; /* wall time inside the calls, summed */
+#define TARDIS_STATS_FIELD(name) uint64_t name;
+  TARDIS_STATS_SUMS(TARDIS_STATS_FIELD)
+  TARDIS_STATS_LEVELS(TARDIS_STATS_FIELD)
+#undef TARDIS_STATS_FIELD
 } tardis_stats;
 
 typedef struct tardis_verify_report {

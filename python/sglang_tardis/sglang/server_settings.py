@@ -22,11 +22,6 @@ class ServerSettings:
         if server_args is None:
             self._paths = _namespace_paths(self._args)
 
-    @property
-    def available(self) -> bool:
-        """Whether SGLang has published arguments in this process."""
-        return self._args is not None
-
     def get(self, name: str, default: Any = None) -> Any:
         """The value in effect of one server argument; `default` if this release does not have it."""
         path = self._paths.get(name)
