@@ -61,9 +61,9 @@ Result<StoreOptions> store_options(const tardis_options& o) {
   StoreOptions options;
   options.device.engine = static_cast<BlockDeviceOptions::Engine>(o.engine);
   options.device.direct = static_cast<BlockDeviceOptions::Direct>(o.direct);
-  options.device.queue_depth = std::max(1u, o.queue_depth);
+  options.device.queue_depth = o.queue_depth;
   options.device.workers = o.io_workers;
-  options.device.bounce_buffers = std::max(1u, o.bounce_buffers);
+  options.device.bounce_buffers = o.bounce_buffers;
   options.capacity_bytes = o.capacity_bytes;
   options.segment_bytes = o.segment_bytes;
   options.object_bytes_hint = o.object_bytes_hint;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <set>
 
 #include "base/clock.h"
 #include "store/counters.h"
@@ -50,8 +51,10 @@ void Store::flusher_main() {
 }
 
 void Store::flush_group(const FlushGroup& ended) {
+  std::set<Segment*> segments;
+  for (const Published& page : ended.pages) segments.insert(page.owner);
   std::vector<std::pair<Segment*, Error>> failed;
-  for (Segment* segment : ended.segments) {
+  for (Segment* segment : segments) {
     if (Status status = segment->flush(); !status) failed.emplace_back(segment, status.error());
   }
   const std::lock_guard lock(mutex_);
@@ -78,7 +81,7 @@ void Store::flush_failed(Segment& segment, const Error& error) {
   for (const auto& group : {ended_, group_}) {
     if (group == nullptr) continue;
     for (const Published& page : group->pages) {
-      if (page.segment == segment.id()) unpublish_page(page);
+      if (page.owner == &segment) unpublish_page(page);
     }
   }
 }

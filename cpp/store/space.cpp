@@ -19,7 +19,6 @@ void Store::set_state(SlotRef where, SlotState next) {
 }
 
 void Store::adopt_segment(std::unique_ptr<Segment> segment) {
-  slots_total_ += segment->slots.size();
   slot_counts_[static_cast<std::size_t>(SlotState::kFree)] += segment->slots.size();
   segments_[segment->id()] = std::move(segment);
 }
@@ -176,7 +175,6 @@ Result<bool> Store::convert_segment(SlotClass slot_class) {
       unpublish(*entry, SlotState::kFree);
     }
     victim->reclassing = true;
-    slots_total_ -= victim->slots.size();
     slot_counts_[static_cast<std::size_t>(SlotState::kFree)] -= victim->slots.size();
   }
   Status status;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <numeric>
 
 #include "base/json.h"
 #include "block/path_report_json.h"
@@ -344,26 +345,12 @@ void Store::stats(tardis_stats& out) {
   out.segments_unreadable = unreadable_.size();
   out.allocated_bytes = (segments_.size() + unreadable_.size()) * s.segment_bytes;
   out.durable_group = durable_group_;
-  out.slots_total = slots_total_;
-  for (std::size_t state = 0; state < slot_counts_.size(); ++state) {
-    switch (static_cast<SlotState>(state)) {
-      case SlotState::kFree:
-        out.slots_free = slot_counts_[state];
-        break;
-      case SlotState::kWriting:
-        out.slots_writing = slot_counts_[state];
-        break;
-      case SlotState::kLive:
-        out.slots_live = slot_counts_[state];
-        break;
-      case SlotState::kDying:
-        out.slots_writing += slot_counts_[state];
-        break;
-      case SlotState::kQuarantined:
-        out.slots_quarantined = slot_counts_[state];
-        break;
-    }
-  }
+  const auto count = [&](SlotState state) { return slot_counts_[static_cast<std::size_t>(state)]; };
+  out.slots_total = std::accumulate(slot_counts_.begin(), slot_counts_.end(), std::uint64_t{0});
+  out.slots_free = count(SlotState::kFree);
+  out.slots_live = count(SlotState::kLive);
+  out.slots_writing = count(SlotState::kWriting) + count(SlotState::kDying);
+  out.slots_quarantined = count(SlotState::kQuarantined);
   out.payload_bytes = payload_bytes_;
 }
 

@@ -85,12 +85,11 @@ class Store {
   struct Published {
     ObjectKey key;
     std::uint64_t generation;
-    std::uint32_t segment;
+    Segment* owner;
   };
   struct FlushGroup {
     std::uint64_t id = 0;
     std::vector<Published> pages;
-    std::vector<Segment*> segments;
     std::uint64_t bytes = 0;
     std::uint64_t opened_ns = 0;
     std::uint32_t writers = 0;  // set() calls that still write headers of this group
@@ -99,10 +98,23 @@ class Store {
     SlotRef where;
     std::uint64_t generation;
   };
+  // The arguments of one set(), as its steps see them.
+  struct SetCall {
+    NamespaceId space;
+    const Hash256* hashes;
+    const Hash256* parent_of_first;
+    const std::uint64_t* pieces;
+    std::size_t n;
+    ObjectGeometry geometry;
+    std::optional<Error> failure;  // why a page was not stored
+
+    std::uint64_t parent_of(std::size_t i) const;
+  };
   // A slot reserved for one object of a set() call.
   struct Ticket {
     std::size_t index;  // in the call
     SlotRef where;
+    Segment* owner;
     std::uint64_t parent;
     std::uint64_t generation;
     std::uint32_t flush_failures;  // of the segment before anything was written
@@ -110,8 +122,13 @@ class Store {
   };
   class Call;  // counts calls in flight, so that close() can wait for them
 
-  // recovery.cpp
+  // recovery.cpp: recover() and its steps
+  struct Found;  // an object that a header tells of
   Status recover();
+  Status scan_segments(std::vector<Found>& found);
+  void verify_unproven(std::vector<Found>& found);
+  void publish_newest(const std::vector<Found>& found);
+  Status settle_segments(const std::vector<Found>& found);
   // space.cpp
   // `failure`: why fewer than asked were found, or why the store could not grow.
   std::vector<SlotRef> reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure);
@@ -124,11 +141,15 @@ class Store {
   void release_slot(SlotRef where);  // free now, or when the last lease on it ends
   void end_lease(SlotRef where);
   std::uint32_t max_segments() const;
-  // writer.cpp
-  void make_dirty(std::vector<Ticket>& tickets, std::optional<Error>& failure);
-  void write_headers(std::vector<Ticket>& tickets, const Transfer& payload, NamespaceId space, const Hash256* hashes,
-                     const ObjectGeometry& geometry, std::uint64_t group, std::uint64_t durable,
-                     std::optional<Error>& failure);
+  // writer.cpp: the steps of set()
+  std::vector<std::size_t> choose_pages(const SetCall& set);
+  std::vector<Ticket> issue_tickets(SetCall& set, const std::vector<std::size_t>& wanted);
+  void make_dirty(SetCall& set, std::vector<Ticket>& tickets);
+  void write_payloads(SetCall& set, std::vector<Ticket>& tickets, Transfer& payload);
+  void write_headers(SetCall& set, std::vector<Ticket>& tickets, const Transfer& payload, std::uint64_t group,
+                     std::uint64_t durable);
+  void publish(SetCall& set, std::vector<Ticket>& tickets, const Transfer& payload, FlushGroup& group);
+  void publish_page(const SetCall& set, const Ticket& ticket, std::uint64_t root, FlushGroup& group);
   // flusher.cpp
   void flusher_main();
   void flush_group(const FlushGroup& ended);
@@ -161,8 +182,7 @@ class Store {
   std::vector<std::unique_ptr<Segment>> retired_;    // failed while being re-classed; a flush group may still name them
   std::map<std::uint32_t, std::string> unreadable_;  // segment id -> why; they keep their share of the capacity
   std::array<std::uint64_t, 5> slot_counts_{};       // by SlotState
-  std::uint64_t slots_total_ = 0;
-  std::uint64_t payload_bytes_ = 0;  // of published objects
+  std::uint64_t payload_bytes_ = 0;                  // of published objects
   std::vector<Namespace> namespaces_;
   std::uint64_t next_generation_ = 1;
   std::uint64_t durable_group_ = 0;

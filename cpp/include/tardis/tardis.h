@@ -103,7 +103,7 @@ TARDIS_API const char* tardis_version(void);
 TARDIS_API void tardis_free(void* memory);
 TARDIS_API void tardis_default_options(tardis_options* options);
 
-/* Opens `folder`, creating the store when the folder is missing or empty (create != 0). Takes the store's lock:
+/* Opens `folder`, creating the folder and the store where there is none (create != 0). Takes the store's lock:
  * TARDIS_BUSY when another process holds it. Rebuilds the index from the header tables. Starts the flush thread. */
 TARDIS_API tardis_code tardis_open(const char* folder, const tardis_options* options, int create, tardis_store** store,
                                    char** error);
