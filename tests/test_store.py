@@ -238,6 +238,14 @@ def test_an_error_in_a_progress_callback_is_the_callers(tmp_path):
         tardis.verify(tmp_path / "store", progress=explode)
 
 
+@pytest.mark.parametrize("setting", ["queue_depth", "bounce_buffers"])
+@pytest.mark.parametrize("value", [0, -1, 2**32 + 1])
+def test_numbers_out_of_range_are_refused_by_name(tmp_path, setting, value):
+    options = tardis.StoreOptions(capacity_bytes=64 << 20, free_space_floor=0, **{setting: value})
+    with pytest.raises(ValueError, match=setting):
+        tardis.Store(tmp_path / "store", options)
+
+
 @pytest.mark.parametrize("call", ["set", "get", "lookup", "flush"])
 def test_calls_release_the_gil(store, call):
     """With a switch interval of minutes, another thread runs only where a call gives the interpreter up by itself."""

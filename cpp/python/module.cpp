@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,6 +39,19 @@ void check(tardis_code code, const Text& error) {
   if (code != TARDIS_OK) throw CoreError(code, error.str());
 }
 
+template <class Body>
+tardis_code released(Body body) {
+  const py::gil_scoped_release release;
+  return body();
+}
+
+// Runs a function of the core without the GIL; what it refuses becomes a CoreError.
+template <class Body>
+void call(Body body) {
+  Text error;
+  check(released([&] { return body(&error.text); }), error);
+}
+
 std::size_t count_hashes(const Bytes2d& hashes) {
   if (hashes.ndim() != 2 || hashes.shape(1) != TARDIS_HASH_BYTES) {
     throw py::value_error("hashes: expected a C-contiguous uint8 array of shape (n, 32)");
@@ -55,41 +69,46 @@ tardis_object_layout make_layout(std::uint32_t parts, const std::vector<std::uin
   return layout;
 }
 
+template <class Number>
+void take(const std::string& name, const py::handle& item, Number& option) {
+  try {
+    option = item.cast<Number>();
+  } catch (const py::cast_error&) {
+    throw py::value_error("store option " + name + ": expected a whole number of " +
+                          std::to_string(8 * sizeof(Number)) + " bits, found " + py::repr(item).cast<std::string>());
+  }
+}
+
 tardis_options make_options(const py::dict& settings) {
-  tardis_options o;
-  tardis_default_options(&o);
+  static const std::map<std::string, std::uint32_t tardis_options::*> kNumbers = {
+      {"engine", &tardis_options::engine},
+      {"direct", &tardis_options::direct},
+      {"queue_depth", &tardis_options::queue_depth},
+      {"io_workers", &tardis_options::io_workers},
+      {"bounce_buffers", &tardis_options::bounce_buffers},
+      {"flush_milliseconds", &tardis_options::flush_milliseconds},
+      {"verify_reads", &tardis_options::verify_reads},
+  };
+  static const std::map<std::string, std::uint64_t tardis_options::*> kSizes = {
+      {"capacity_bytes", &tardis_options::capacity_bytes},
+      {"segment_bytes", &tardis_options::segment_bytes},
+      {"object_bytes_hint", &tardis_options::object_bytes_hint},
+      {"free_space_floor", &tardis_options::free_space_floor},
+      {"flush_bytes", &tardis_options::flush_bytes},
+  };
+  tardis_options options;
+  tardis_default_options(&options);
   for (const auto& [key, item] : settings) {
     const auto name = key.cast<std::string>();
-    const auto value = item.cast<std::uint64_t>();
-    const auto narrow = static_cast<std::uint32_t>(value);
-    if (name == "engine")
-      o.engine = narrow;
-    else if (name == "direct")
-      o.direct = narrow;
-    else if (name == "queue_depth")
-      o.queue_depth = narrow;
-    else if (name == "io_workers")
-      o.io_workers = narrow;
-    else if (name == "bounce_buffers")
-      o.bounce_buffers = narrow;
-    else if (name == "capacity_bytes")
-      o.capacity_bytes = value;
-    else if (name == "segment_bytes")
-      o.segment_bytes = value;
-    else if (name == "object_bytes_hint")
-      o.object_bytes_hint = value;
-    else if (name == "free_space_floor")
-      o.free_space_floor = value;
-    else if (name == "flush_bytes")
-      o.flush_bytes = value;
-    else if (name == "flush_milliseconds")
-      o.flush_milliseconds = narrow;
-    else if (name == "verify_reads")
-      o.verify_reads = narrow;
-    else
+    if (const auto number = kNumbers.find(name); number != kNumbers.end()) {
+      take(name, item, options.*number->second);
+    } else if (const auto size = kSizes.find(name); size != kSizes.end()) {
+      take(name, item, options.*size->second);
+    } else {
       throw py::value_error("unknown store option: " + name);
+    }
   }
-  return o;
+  return options;
 }
 
 class Store {
@@ -97,13 +116,7 @@ class Store {
   Store(const std::string& folder, const py::dict& settings, bool create) {
     const tardis_options options = make_options(settings);
     tardis_store* raw = nullptr;
-    Text error;
-    tardis_code code;
-    {
-      const py::gil_scoped_release release;
-      code = tardis_open(folder.c_str(), &options, create, &raw, &error.text);
-    }
-    check(code, error);
+    call([&](char** error) { return tardis_open(folder.c_str(), &options, create, &raw, error); });
     store_.reset(raw);
   }
 
@@ -113,14 +126,10 @@ class Store {
     if (id.size() != TARDIS_FINGERPRINT_BYTES) throw py::value_error("fingerprint: expected 16 bytes");
     const tardis_object_layout layout = make_layout(parts, region_bytes);
     std::uint32_t handle = 0;
-    Text error;
-    tardis_code code;
-    {
-      const py::gil_scoped_release release;
-      code = tardis_namespace_open(store_.get(), reinterpret_cast<const std::uint8_t*>(id.data()), description.c_str(),
-                                   &layout, &handle, &error.text);
-    }
-    check(code, error);
+    call([&](char** error) {
+      return tardis_namespace_open(store_.get(), reinterpret_cast<const std::uint8_t*>(id.data()), description.c_str(),
+                                   &layout, &handle, error);
+    });
     const std::lock_guard lock(pieces_mutex_);
     if (pieces_.size() <= handle) pieces_.resize(handle + 1);
     pieces_[handle] = std::size_t{parts} * region_bytes.size();
@@ -131,12 +140,7 @@ class Store {
     const std::size_t n = count_hashes(hashes);
     const std::uint8_t* data = hashes.data();
     std::size_t run = 0;
-    tardis_code code;
-    {
-      const py::gil_scoped_release release;
-      code = tardis_lookup(store_.get(), handle, data, n, &run);
-    }
-    check(code, {});
+    call([&](char**) { return tardis_lookup(store_.get(), handle, data, n, &run); });
     return run;
   }
 
@@ -152,13 +156,11 @@ class Store {
     const std::uint8_t* keys = hashes.data();
     const std::uint64_t* addresses = pieces.data();
     Text error;
-    tardis_code code;
-    {
-      const py::gil_scoped_release release;
-      code = tardis_set(store_.get(), handle, keys,
+    const tardis_code code = released([&] {
+      return tardis_set(store_.get(), handle, keys,
                         parent ? reinterpret_cast<const std::uint8_t*>(previous.data()) : nullptr, addresses, n, flags,
                         &error.text);
-    }
+    });
     return py::make_tuple(ok, static_cast<int>(code), error.str());
   }
 
@@ -170,44 +172,23 @@ class Store {
     const std::uint8_t* keys = hashes.data();
     const std::uint64_t* addresses = pieces.data();
     Text error;
-    tardis_code code;
-    {
-      const py::gil_scoped_release release;
-      code = tardis_get(store_.get(), handle, keys, addresses, n, flags, &error.text);
-    }
+    const tardis_code code =
+        released([&] { return tardis_get(store_.get(), handle, keys, addresses, n, flags, &error.text); });
     return py::make_tuple(ok, static_cast<int>(code), error.str());
   }
 
   void flush() {
-    Text error;
-    tardis_code code;
-    {
-      const py::gil_scoped_release release;
-      code = tardis_flush(store_.get(), &error.text);
-    }
-    check(code, error);
+    call([&](char** error) { return tardis_flush(store_.get(), error); });
   }
 
   std::uint64_t clear(std::uint32_t handle) {
     std::uint64_t pages = 0;
-    Text error;
-    tardis_code code;
-    {
-      const py::gil_scoped_release release;
-      code = tardis_clear(store_.get(), handle, &pages, &error.text);
-    }
-    check(code, error);
+    call([&](char** error) { return tardis_clear(store_.get(), handle, &pages, error); });
     return pages;
   }
 
   void close() {
-    Text error;
-    tardis_code code;
-    {
-      const py::gil_scoped_release release;
-      code = tardis_close(store_.get(), &error.text);
-    }
-    check(code, error);
+    call([&](char** error) { return tardis_close(store_.get(), error); });
   }
 
   std::string path_report() {
@@ -253,24 +234,14 @@ class Store {
 
 std::string probe(const std::string& folder, const py::dict& settings) {
   const tardis_options options = make_options(settings);
-  Text json, error;
-  tardis_code code;
-  {
-    const py::gil_scoped_release release;
-    code = tardis_probe(folder.c_str(), &options, &json.text, &error.text);
-  }
-  check(code, error);
+  Text json;
+  call([&](char** error) { return tardis_probe(folder.c_str(), &options, &json.text, error); });
   return json.str();
 }
 
 std::string inspect(const std::string& folder) {
-  Text json, error;
-  tardis_code code;
-  {
-    const py::gil_scoped_release release;
-    code = tardis_inspect(folder.c_str(), &json.text, &error.text);
-  }
-  check(code, error);
+  Text json;
+  call([&](char** error) { return tardis_inspect(folder.c_str(), &json.text, error); });
   return json.str();
 }
 
@@ -288,15 +259,12 @@ int call_progress(void* context, std::uint64_t done, std::uint64_t total) {
 
 py::tuple verify(const std::string& folder, bool repair, const std::optional<Progress>& progress) {
   tardis_verify_report r{};
-  Text problems, error;
+  Text problems;
   Progress callback = progress.value_or(Progress());
-  tardis_code code;
-  {
-    const py::gil_scoped_release release;
-    code = tardis_verify(folder.c_str(), repair, progress ? &call_progress : nullptr, &callback, &r, &problems.text,
-                         &error.text);
-  }
-  check(code, error);
+  call([&](char** error) {
+    return tardis_verify(folder.c_str(), repair, progress ? &call_progress : nullptr, &callback, &r, &problems.text,
+                         error);
+  });
   py::dict d;
   d["segments"] = r.segments;
   d["slots"] = r.slots;
@@ -318,12 +286,7 @@ std::uint64_t digest(std::uint32_t parts, const std::vector<std::uint64_t>& regi
   }
   const std::uint64_t* addresses = pieces.data();
   std::uint64_t root = 0;
-  tardis_code code;
-  {
-    const py::gil_scoped_release release;
-    code = tardis_digest(&layout, addresses, nullptr, nullptr, &root);
-  }
-  check(code, {});
+  call([&](char**) { return tardis_digest(&layout, addresses, nullptr, nullptr, &root); });
   return root;
 }
 
