@@ -63,7 +63,7 @@ class Step:
     def ask(self, system: str, state: str, seed: int, tokens: int) -> tuple[Answer, bool]:
         """Send a prompt. `state` says where its KV must come from ("any": not checked). Returns whether it did."""
         ids = prompt(seed, tokens, self.profile.shape["vocab_size"])
-        answer = self.server.generate(ids)
+        answer = self.server.generate(ids, new_tokens=8)
         full = cached_by_a_hit(tokens, self.profile.page_size)
         good, notes = True, ""
         if state in TIER_OF:

@@ -21,7 +21,7 @@ std::size_t file_slots() {
 }  // namespace
 
 std::unique_ptr<UringRing> UringRing::create(unsigned entries, int keep_open_fd, Failure* failure) {
-  std::unique_ptr<UringRing> made(new UringRing());
+  auto made = std::make_unique<UringRing>(Passkey());
   // Without COOP_TASKRUN every completion interrupts the submitting thread, which will ask for them anyway. Kernels
   // before 5.19 do not know it and say EINVAL.
   int result = -EINVAL;

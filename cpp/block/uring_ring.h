@@ -17,7 +17,12 @@ namespace tardis {
 
 // Used by one thread at a time.
 class UringRing {
+  struct Passkey {
+    explicit Passkey() = default;
+  };
+
  public:
+  explicit UringRing(Passkey) {}
   struct Failure {
     int error = 0;          // errno
     std::string operation;  // what failed
@@ -41,8 +46,6 @@ class UringRing {
   bool broken = false;
 
  private:
-  UringRing() = default;
-
   io_uring ring_{};
   bool initialised_ = false;
   bool files_registered_ = false;

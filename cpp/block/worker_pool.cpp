@@ -11,7 +11,7 @@
 namespace tardis {
 
 Result<std::unique_ptr<WorkerPool>> WorkerPool::create(std::size_t threads) {
-  std::unique_ptr<WorkerPool> pool(new WorkerPool());
+  auto pool = std::make_unique<WorkerPool>(Passkey());
   pool->threads_.reserve(threads);
   // Workers inherit a full mask: signals belong to the host program's threads.
   sigset_t all;

@@ -17,7 +17,12 @@
 namespace tardis {
 
 class WorkerPool {
+  struct Passkey {
+    explicit Passkey() = default;
+  };
+
  public:
+  explicit WorkerPool(Passkey) {}
   // Work that arrives over time: body(0), body(1), ... are called once each, in any order and in parallel, as they are
   // published. Lives on the stack of its owner, which must call finish() before it goes. `body` must not throw.
   class Job {
@@ -63,7 +68,6 @@ class WorkerPool {
     std::size_t begin, end;
   };
 
-  WorkerPool() = default;
   void work();
   Job* pick();               // a queued job that may take another helper, or null; mutex held
   Range claim(Job& job);     // mutex held; takes an exhausted job off the queue
