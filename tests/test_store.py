@@ -135,7 +135,7 @@ def test_a_closed_store_refuses_work_and_still_tells_its_counts(tmp_path):
         lambda: space.set(pages.hashes, pages.pieces),
         lambda: space.get(pages.hashes, pages.pieces),
         lambda: space.lookup(pages.hashes),
-        space.clear,
+        lambda: store.clear(FINGERPRINT),
         store.clear,
         store.flush,
         lambda: store.namespace(b"y" * 16, "{}", LAYOUT),

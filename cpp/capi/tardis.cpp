@@ -78,6 +78,12 @@ ObjectGeometry object_geometry(const tardis_object_layout& layout) {
   return ObjectGeometry::of(layout.parts, layout.regions, layout.region_bytes, 512);
 }
 
+Fingerprint as_fingerprint(const uint8_t* bytes) {
+  Fingerprint fingerprint;
+  std::copy_n(bytes, fingerprint.size(), fingerprint.begin());
+  return fingerprint;
+}
+
 const Hash256* as_hashes(const uint8_t* bytes) { return reinterpret_cast<const Hash256*>(bytes); }
 
 std::string report_json(const PathReport& report) {
@@ -135,12 +141,10 @@ tardis_code tardis_namespace_open(tardis_store* store, const uint8_t fingerprint
                                   const char* description, const tardis_object_layout* layout, uint32_t* handle,
                                   char** error) {
   return guarded(error, [&]() -> Status {
-    Fingerprint id;
-    std::copy_n(fingerprint, id.size(), id.begin());
     const std::uint32_t regions = std::min<std::uint32_t>(layout->regions, kMaxRegions + 1);
     std::vector<std::uint64_t> bytes(regions);
     std::copy_n(layout->region_bytes, std::min<std::uint32_t>(regions, kMaxRegions), bytes.begin());
-    auto space = store->store->open_namespace(id, description, layout->parts, bytes);
+    auto space = store->store->open_namespace(as_fingerprint(fingerprint), description, layout->parts, bytes);
     if (!space) return space.error();
     *handle = *space;
     return {};
@@ -172,10 +176,12 @@ tardis_code tardis_flush(tardis_store* store, char** error) {
   return guarded(error, [&] { return store->store->flush(); });
 }
 
-tardis_code tardis_clear(tardis_store* store, uint32_t handle, uint64_t* pages, char** error) {
+tardis_code tardis_clear(tardis_store* store, const uint8_t* fingerprint, uint64_t* pages, char** error) {
   return guarded(error, [&]() -> Status {
     *pages = 0;
-    auto cleared = store->store->clear(handle == UINT32_MAX ? std::nullopt : std::optional<NamespaceId>(handle));
+    std::optional<Fingerprint> only;
+    if (fingerprint != nullptr) only = as_fingerprint(fingerprint);
+    auto cleared = store->store->clear(only);
     if (!cleared) return cleared.error();
     *pages = *cleared;
     return {};

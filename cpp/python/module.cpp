@@ -52,6 +52,14 @@ void call(Body body) {
   check(released([&] { return body(&error.text); }), error);
 }
 
+const std::uint8_t* as_bytes(const std::string& text) { return reinterpret_cast<const std::uint8_t*>(text.data()); }
+
+std::string fingerprint_bytes(const py::bytes& fingerprint) {
+  auto bytes = static_cast<std::string>(fingerprint);
+  if (bytes.size() != TARDIS_FINGERPRINT_BYTES) throw py::value_error("fingerprint: expected 16 bytes");
+  return bytes;
+}
+
 std::size_t count_hashes(const Bytes2d& hashes) {
   if (hashes.ndim() != 2 || hashes.shape(1) != TARDIS_HASH_BYTES) {
     throw py::value_error("hashes: expected a C-contiguous uint8 array of shape (n, 32)");
@@ -122,13 +130,11 @@ class Store {
 
   std::uint32_t open_namespace(const py::bytes& fingerprint, const std::string& description, std::uint32_t parts,
                                const std::vector<std::uint64_t>& region_bytes) {
-    const auto id = static_cast<std::string>(fingerprint);
-    if (id.size() != TARDIS_FINGERPRINT_BYTES) throw py::value_error("fingerprint: expected 16 bytes");
+    const std::string id = fingerprint_bytes(fingerprint);
     const tardis_object_layout layout = make_layout(parts, region_bytes);
     std::uint32_t handle = 0;
     call([&](char** error) {
-      return tardis_namespace_open(store_.get(), reinterpret_cast<const std::uint8_t*>(id.data()), description.c_str(),
-                                   &layout, &handle, error);
+      return tardis_namespace_open(store_.get(), as_bytes(id), description.c_str(), &layout, &handle, error);
     });
     const std::lock_guard lock(pieces_mutex_);
     if (pieces_.size() <= handle) pieces_.resize(handle + 1);
@@ -157,8 +163,7 @@ class Store {
     const std::uint64_t* addresses = pieces.data();
     Text error;
     const tardis_code code = released([&] {
-      return tardis_set(store_.get(), handle, keys,
-                        parent ? reinterpret_cast<const std::uint8_t*>(previous.data()) : nullptr, addresses, n, flags,
+      return tardis_set(store_.get(), handle, keys, parent ? as_bytes(previous) : nullptr, addresses, n, flags,
                         &error.text);
     });
     return py::make_tuple(ok, static_cast<int>(code), error.str());
@@ -181,9 +186,12 @@ class Store {
     call([&](char** error) { return tardis_flush(store_.get(), error); });
   }
 
-  std::uint64_t clear(std::uint32_t handle) {
+  std::uint64_t clear(const std::optional<py::bytes>& fingerprint) {
+    const std::string only = fingerprint ? fingerprint_bytes(*fingerprint) : std::string();
     std::uint64_t pages = 0;
-    call([&](char** error) { return tardis_clear(store_.get(), handle, &pages, error); });
+    call([&](char** error) {
+      return tardis_clear(store_.get(), fingerprint ? as_bytes(only) : nullptr, &pages, error);
+    });
     return pages;
   }
 
@@ -295,7 +303,6 @@ std::uint64_t digest(std::uint32_t parts, const std::vector<std::uint64_t>& regi
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Binding of the tardis core (use sglang_tardis.store)";
   m.attr("version") = tardis_version();
-  m.attr("ALL_NAMESPACES") = UINT32_MAX;
   static py::exception<CoreError> core_error(m, "CoreError");
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {

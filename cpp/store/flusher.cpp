@@ -90,7 +90,7 @@ void Store::unpublish_page(const Published& page) {
   IndexEntry* entry = index_.find(page.key);
   if (entry == nullptr || entry->generation != page.generation) return;
   counters_->flush_unpublished_pages += 1;
-  unpublish(*entry, SlotState::kFree);
+  unpublish(*entry);
 }
 
 Status Store::flush() {

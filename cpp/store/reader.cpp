@@ -52,20 +52,20 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
         failure = errno_error(error, segment(read.where.segment).path() + ": reading a page");
         // The medium or the file lost these bytes; other errors (memory, signals) say nothing about them.
         if (entry != nullptr && (error == EIO || error == ENODATA)) {
-          unpublish(*entry, SlotState::kQuarantined);
+          quarantine(*entry);
         }
       } else if (options_.verify_reads && payload.root(i) != read.root) {
         if (entry == nullptr) {
           counters_->get_pages_raced += 1;
         } else if (entry->suspect) {
           counters_->get_pages_torn += 1;  // a write that the last crash cut short
-          unpublish(*entry, SlotState::kFree);
+          unpublish(*entry);
         } else {
           counters_->get_pages_corrupt += 1;
           failure =
               Error{Code::kCorrupt, segment(read.where.segment).path() + ": slot " + std::to_string(read.where.slot) +
                                         " fails its digest; the page is a miss and its slot is quarantined"};
-          unpublish(*entry, SlotState::kQuarantined);
+          quarantine(*entry);
           quarantines_.push_back({read.where, read.generation});
           flusher_wake_.notify_all();
         }

@@ -125,7 +125,7 @@ void Store::publish_newest(const std::vector<Found>& found) {
   for (const Found* one : order) {
     const SlotHeader& header = one->claim.header;
     const ObjectKey key{intern(header.fingerprint), header.key};
-    if (IndexEntry* older = index_.find(key)) unpublish(*older, SlotState::kFree);
+    if (IndexEntry* older = index_.find(key)) unpublish(*older);
     const Segment& owner = segment(one->where.segment);
     IndexEntry& entry = index_.insert({.key = key,
                                        .where = one->where,

@@ -33,17 +33,17 @@ void Store::end_lease(SlotRef where) {
   if (--s.leases == 0 && s.state == SlotState::kDying) set_state(where, SlotState::kFree);
 }
 
-void Store::unpublish(IndexEntry& entry, SlotState next) {
+SlotRef Store::forget(IndexEntry& entry) {
   const SlotRef where = entry.where;
   payload_bytes_ -= entry.payload_bytes;
   index_.erase(entry);
   slot(where).entry = nullptr;
-  if (next == SlotState::kQuarantined) {
-    set_state(where, SlotState::kQuarantined);
-  } else {
-    release_slot(where);
-  }
+  return where;
 }
+
+void Store::unpublish(IndexEntry& entry) { release_slot(forget(entry)); }
+
+void Store::quarantine(IndexEntry& entry) { set_state(forget(entry), SlotState::kQuarantined); }
 
 void Store::take_free(SlotClass slot_class, std::size_t need, std::vector<SlotRef>& out) {
   for (auto& [id, segment] : segments_) {
@@ -120,7 +120,7 @@ std::size_t Store::evict(SlotClass slot_class, std::size_t need) {
     if (entry == nullptr) break;
     counters_->evicted_pages += 1;
     counters_->evicted_bytes += entry->payload_bytes;
-    unpublish(*entry, SlotState::kFree);
+    unpublish(*entry);
     ++freed;
   }
   return freed;
@@ -172,7 +172,7 @@ Result<bool> Store::convert_segment(SlotClass slot_class) {
     for (IndexEntry* entry : doomed) {
       counters_->evicted_pages += 1;
       counters_->evicted_bytes += entry->payload_bytes;
-      unpublish(*entry, SlotState::kFree);
+      unpublish(*entry);
     }
     victim->reclassing = true;
     slot_counts_[static_cast<std::size_t>(SlotState::kFree)] -= victim->slots.size();

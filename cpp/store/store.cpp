@@ -250,27 +250,22 @@ Result<std::size_t> Store::lookup(NamespaceId space, const Hash256* hashes, std:
   return run;
 }
 
-Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
+Result<std::uint64_t> Store::clear(const std::optional<Fingerprint>& only) {
   const Call call(*this);
   if (!call) return Call::closed();
   std::unique_lock turn(clear_turn_);
   const std::unique_lock gate(clear_gate_);  // a page being stored must not appear after the headers were invalidated
   turn.unlock();
-  Fingerprint fingerprint{};
   std::uint64_t pages = 0;
   std::vector<Segment*> segments;
   {
     const std::lock_guard lock(mutex_);
-    if (space) {
-      if (*space >= namespaces_.size()) return Error{Code::kInvalidArgument, "namespace handle: not opened"};
-      fingerprint = namespaces_[*space].fingerprint;
-    }
     std::vector<IndexEntry*> doomed;
     index_.for_each([&](IndexEntry& entry) {
-      if (!space || entry.key.space == *space) doomed.push_back(&entry);
+      if (!only || namespaces_[entry.key.space].fingerprint == *only) doomed.push_back(&entry);
     });
     pages = doomed.size();
-    for (IndexEntry* entry : doomed) unpublish(*entry, SlotState::kDying);
+    for (IndexEntry* entry : doomed) unpublish(*entry);
     for (const auto& [id, segment] : segments_) segments.push_back(segment.get());
   }
   // Evicted objects left headers that a rebuild would believe, so every header counts, not only published ones. A
@@ -288,7 +283,7 @@ Result<std::uint64_t> Store::clear(std::optional<NamespaceId> space) {
     for (std::uint32_t slot = 0; slot < segment->geometry().slots; ++slot) {
       SlotHeader& header = (*table)->header(slot);
       if (all_zero(&header, sizeof header)) continue;
-      if (space && (!sealed(header) || header.fingerprint != fingerprint)) continue;
+      if (only && (!sealed(header) || header.fingerprint != *only)) continue;
       header = {};
       (*table)->blocks_of(slot, blocks);
       released.push_back(slot);

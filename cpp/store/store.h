@@ -70,7 +70,7 @@ class Store {
              std::size_t n, std::uint8_t* ok);
   Status get(NamespaceId space, const Hash256* hashes, const std::uint64_t* pieces, std::size_t n, std::uint8_t* ok);
   Status flush();
-  Result<std::uint64_t> clear(std::optional<NamespaceId> space);
+  Result<std::uint64_t> clear(const std::optional<Fingerprint>& only);
   Status close();
 
   void stats(tardis_stats& out);
@@ -137,8 +137,10 @@ class Store {
   std::size_t evict(SlotClass slot_class, std::size_t need);
   Result<bool> convert_segment(SlotClass slot_class);
   Segment* choose_victim(SlotClass slot_class);
-  void unpublish(IndexEntry& entry, SlotState next);
-  void release_slot(SlotRef where);  // free now, or when the last lease on it ends
+  SlotRef forget(IndexEntry& entry);
+  void unpublish(IndexEntry& entry);   // its slot can be used again
+  void quarantine(IndexEntry& entry);  // its slot cannot
+  void release_slot(SlotRef where);    // free now, or when the last lease on it ends
   void end_lease(SlotRef where);
   std::uint32_t max_segments() const;
   // writer.cpp: the steps of set()

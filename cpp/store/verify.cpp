@@ -18,14 +18,139 @@ struct Checked {
   std::vector<std::uint32_t> slots;  // of the claims
   std::vector<std::uint32_t> bad_headers;
   std::vector<std::uint32_t> bad_digests;  // their entry in the digest table is of another object
+
+  // What does not fit in such a segment was cut short by a crash, and is no fault.
+  bool crashed() const { return segment->dirty() || segment->suspect(); }
 };
+
+using Progress = std::function<bool(std::uint64_t, std::uint64_t)>;
+
+class Verification {
+ public:
+  Verification(const StoreFolder& folder, BlockDevice& device) : folder_(folder), device_(device) {}
+
+  Status scan();
+  Status read_payloads(const Progress& progress);
+  Status repair();
+  VerifyResult take_result() { return std::move(result_); }
+
+ private:
+  void scan_slot(Checked& checked, SegmentTable& table, std::uint32_t slot, const SegmentFacts& facts);
+  void fault(const Checked& checked, std::uint64_t& counter, std::uint32_t slot, const std::string& what);
+  void problem(std::string text);
+
+  const StoreFolder& folder_;
+  BlockDevice& device_;
+  VerifyResult result_;
+  std::vector<Checked> segments_;
+  std::uint64_t claimed_bytes_ = 0;
+};
+
+void Verification::problem(std::string text) {
+  if (result_.problems.size() < kMaxProblems) result_.problems.push_back(std::move(text));
+}
+
+void Verification::fault(const Checked& checked, std::uint64_t& counter, std::uint32_t slot, const std::string& what) {
+  if (checked.crashed()) {
+    ++result_.report.torn;
+    return;
+  }
+  ++counter;
+  problem(checked.segment->path() + ": slot " + std::to_string(slot) + what);
+}
+
+Status Verification::scan() {
+  const StoreSuperblock& store = folder_.superblock();
+  auto files = folder_.segment_files();
+  if (!files) return files.error();
+  for (const auto& [id, file] : *files) {
+    auto segment = Segment::load(device_, file, id, store.uuid, store.segment_bytes);
+    if (!segment && segment.error().code == Code::kNotFound) continue;
+    Result<SegmentTable*> table = segment ? (*segment)->table() : Result<SegmentTable*>(segment.error());
+    if (!table) {
+      ++result_.report.unreadable_segments;
+      problem(table.error().message);
+      continue;
+    }
+    Checked checked{std::move(*segment), {}, {}, {}, {}};
+    Segment& s = *checked.segment;
+    ++result_.report.segments;
+    result_.report.slots += s.geometry().slots;
+    if (s.truncated()) {
+      problem(file + ": " + std::to_string(s.file_bytes()) + " bytes, expected " + std::to_string(store.segment_bytes));
+    }
+    const SegmentFacts facts{id, s.epoch(), s.geometry(), s.file_bytes(), store.block_bytes};
+    for (std::uint32_t slot = 0; slot < s.geometry().slots; ++slot) scan_slot(checked, **table, slot, facts);
+    s.drop_table();
+    segments_.push_back(std::move(checked));
+  }
+  return {};
+}
+
+void Verification::scan_slot(Checked& checked, SegmentTable& table, std::uint32_t slot, const SegmentFacts& facts) {
+  tardis_verify_report& report = result_.report;
+  const SlotHeader& header = table.header(slot);
+  switch (judge(header, slot, facts)) {
+    case Belief::kFree:
+      ++report.free_slots;
+      return;
+    case Belief::kQuarantined:
+      ++report.quarantined;
+      return;
+    case Belief::kBad:
+      checked.bad_headers.push_back(slot);
+      fault(checked, report.bad_headers, slot, ": the header fails its checks");
+      return;
+    case Belief::kObject:
+      break;
+  }
+  const ObjectGeometry g = ObjectGeometry::of(header);
+  ++report.objects;
+  report.bytes += header.payload_bytes;
+  if (digest_root(g, table.digests(slot)) != header.root_digest) {
+    checked.bad_digests.push_back(slot);
+    fault(checked, report.bad_headers, slot, ": the digest table does not match the header");
+    return;
+  }
+  claimed_bytes_ += round_up(g.stored_bytes(), kTableBlockBytes);
+  checked.claims.push_back({checked.segment->file(), facts.geometry.slot_offset(slot), header});
+  checked.slots.push_back(slot);
+}
+
+Status Verification::read_payloads(const Progress& progress) {
+  std::uint64_t done = 0;
+  for (Checked& checked : segments_) {
+    std::uint64_t here = 0;
+    bool stopped = false;
+    verify_claims(device_, checked.claims, [&](std::uint64_t bytes) {
+      here = bytes;
+      stopped = progress && !progress(done + bytes, claimed_bytes_);
+      return !stopped;
+    });
+    if (stopped) return Error{Code::kClosed, "verification was stopped; nothing was changed"};
+    done += here;
+    for (std::size_t i = 0; i < checked.claims.size(); ++i) {
+      const Claim& claim = checked.claims[i];
+      if (claim.verified) continue;
+      const std::string key = " (key " + hex(claim.header.key.data(), claim.header.key.size()) + "): ";
+      if (claim.error == 0) {
+        fault(checked, result_.report.bad_payloads, checked.slots[i], key + "the payload fails its digest");
+      } else {  // no crash makes a medium unreadable
+        ++result_.report.bad_payloads;
+        problem(checked.segment->path() + ": slot " + std::to_string(checked.slots[i]) + key +
+                errno_error(claim.error, "reading it").message);
+      }
+    }
+  }
+  return {};
+}
 
 Status repair_segment(Checked& checked) {
   Segment& segment = *checked.segment;
   const std::lock_guard io(segment.io_mutex());
   auto table = segment.table();
   if (!table) return table.error();
-  const bool crashed = segment.dirty() || segment.suspect();
+  const bool crashed = checked.crashed();
   std::set<std::uint64_t> blocks;
   for (const std::uint32_t slot : checked.bad_headers) {
     (*table)->header(slot) = {};
@@ -52,118 +177,29 @@ Status repair_segment(Checked& checked) {
   return segment.set_flags(0);
 }
 
+Status Verification::repair() {
+  for (Checked& checked : segments_) {
+    if (Status status = repair_segment(checked); !status) return status;
+  }
+  return {};
+}
+
 }  // namespace
 
-Result<VerifyResult> verify_store(const std::string& path, bool repair,
-                                  const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
+Result<VerifyResult> verify_store(const std::string& path, bool repair, const Progress& progress) {
   StoreFolder folder(path);
   if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
   if (Status status = folder.lock(); !status) return status.error();
   if (Status status = folder.read_superblock(); !status) return status.error();
   auto device = open_block_device(path, {}, folder.lock_fd());
   if (!device) return device.error();
-  auto files = folder.segment_files();
-  if (!files) return files.error();
-
-  VerifyResult result;
-  tardis_verify_report& report = result.report;
-  const auto problem = [&](std::string text) {
-    if (result.problems.size() < kMaxProblems) result.problems.push_back(std::move(text));
-  };
-  std::vector<Checked> all;
-  std::uint64_t total = 0;
-  for (const auto& [id, file] : *files) {
-    auto segment = Segment::load(**device, file, id, folder.superblock().uuid, folder.superblock().segment_bytes);
-    if (!segment && segment.error().code == Code::kNotFound) continue;
-    Result<SegmentTable*> table = segment ? (*segment)->table() : Result<SegmentTable*>(segment.error());
-    if (!table) {
-      ++report.unreadable_segments;
-      problem(table.error().message);
-      continue;
-    }
-    Checked checked{std::move(*segment), {}, {}, {}, {}};
-    Segment& s = *checked.segment;
-    ++report.segments;
-    report.slots += s.geometry().slots;
-    if (s.truncated())
-      problem(file + ": " + std::to_string(s.file_bytes()) + " bytes, expected " +
-              std::to_string(folder.superblock().segment_bytes));
-    const SegmentFacts facts{id, s.epoch(), s.geometry(), s.file_bytes(), folder.superblock().block_bytes};
-    for (std::uint32_t slot = 0; slot < s.geometry().slots; ++slot) {
-      const SlotHeader& header = (*table)->header(slot);
-      switch (judge(header, slot, facts)) {
-        case Belief::kFree:
-          ++report.free_slots;
-          break;
-        case Belief::kQuarantined:
-          ++report.quarantined;
-          break;
-        case Belief::kBad:
-          checked.bad_headers.push_back(slot);
-          if (s.dirty() || s.suspect()) {
-            ++report.torn;
-          } else {
-            ++report.bad_headers;
-            problem(file + ": slot " + std::to_string(slot) + ": the header fails its checks");
-          }
-          break;
-        case Belief::kObject: {
-          const ObjectGeometry g = ObjectGeometry::of(header);
-          ++report.objects;
-          report.bytes += header.payload_bytes;
-          if (digest_root(g, (*table)->digests(slot)) != header.root_digest) {
-            checked.bad_digests.push_back(slot);
-            if (s.dirty() || s.suspect()) {
-              ++report.torn;
-            } else {
-              ++report.bad_headers;
-              problem(file + ": slot " + std::to_string(slot) + ": the digest table does not match the header");
-            }
-            break;
-          }
-          total += round_up(g.stored_bytes(), kTableBlockBytes);
-          checked.claims.push_back({s.file(), facts.geometry.slot_offset(slot), header});
-          checked.slots.push_back(slot);
-          break;
-        }
-      }
-    }
-    s.drop_table();
-    all.push_back(std::move(checked));
-  }
-
-  std::uint64_t done = 0;
-  bool stopped = false;
-  for (Checked& checked : all) {
-    std::uint64_t here = 0;
-    verify_claims(**device, checked.claims, [&](std::uint64_t bytes) {
-      here = bytes;
-      stopped = progress && !progress(done + bytes, total);
-      return !stopped;
-    });
-    done += here;
-    if (stopped) return Error{Code::kClosed, "verification was stopped; nothing was changed"};
-    const Segment& s = *checked.segment;
-    for (std::size_t i = 0; i < checked.claims.size(); ++i) {
-      const Claim& claim = checked.claims[i];
-      if (claim.verified) continue;
-      if ((s.dirty() || s.suspect()) && claim.error == 0) {
-        ++report.torn;
-        continue;
-      }
-      ++report.bad_payloads;
-      const std::string why =
-          claim.error != 0 ? errno_error(claim.error, "reading it").message : "the payload fails its digest";
-      problem(s.path() + ": slot " + std::to_string(checked.slots[i]) + " (key " +
-              hex(claim.header.key.data(), claim.header.key.size()) + "): " + why);
-    }
-  }
+  Verification verification(folder, **device);
+  if (Status status = verification.scan(); !status) return status.error();
+  if (Status status = verification.read_payloads(progress); !status) return status.error();
   if (repair) {
-    for (Checked& checked : all) {
-      if (Status status = repair_segment(checked); !status) return status.error();
-    }
+    if (Status status = verification.repair(); !status) return status.error();
   }
-  return result;
+  return verification.take_result();
 }
 
 }  // namespace tardis

@@ -156,7 +156,7 @@ void Store::publish_page(const SetCall& set, const Ticket& ticket, std::uint64_t
       release_slot(ticket.where);
       return;
     }
-    unpublish(*present, SlotState::kFree);
+    unpublish(*present);
   }
   IndexEntry& entry = index_.insert({.key = key,
                                      .where = ticket.where,

@@ -227,7 +227,7 @@ TEST_F(StoreCapacity, AnEmptySegmentChangesClassWithoutEvictingAnything) {
   a.put(1, 0, 190);
   a.put(2, 0, 180);
   EXPECT_EQ(stats_of(*store).segments, 2u);
-  EXPECT_EQ(*store->clear(a.id()), 370u);
+  EXPECT_EQ(*store->clear(a.fingerprint()), 370u);
   EXPECT_EQ(b.put(1, 0, 90), 90u);
   EXPECT_EQ(stats_of(*store).evicted_pages, 0u);
   EXPECT_EQ(b.fetch(1, 0, 90), 90u);

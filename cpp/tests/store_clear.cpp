@@ -20,10 +20,10 @@ TEST_F(StoreClear, OneNamespaceOrAll) {
   Space a(*store, 1, {}), b(*store, 2, {});
   a.put(1, 0, 20);
   b.put(1, 0, 30);
-  EXPECT_EQ(*store->clear(a.id()), 20u);
+  EXPECT_EQ(*store->clear(a.fingerprint()), 20u);
   EXPECT_EQ(a.run(1, 0, 20), 0u);
   EXPECT_EQ(b.fetch(1, 0, 30), 30u);
-  EXPECT_EQ(*store->clear(a.id()), 0u);
+  EXPECT_EQ(*store->clear(a.fingerprint()), 0u);
   EXPECT_EQ(a.put(1, 0, 5), 5u);
   EXPECT_EQ(*store->clear(std::nullopt), 35u);
   EXPECT_EQ(stats_of(*store).slots_live, 0u);
@@ -45,7 +45,7 @@ TEST_F(StoreClear, HoldsAcrossAReopenAlsoForEvictedPages) {
         headers += !a.has(chain, i) && find_on_disk(folder.path(), page_key(chain, i)).header.generation > 0;
     }
     b.put(9, 0, 10);
-    EXPECT_TRUE(store->clear(a.id()));
+    EXPECT_TRUE(store->clear(a.fingerprint()));
   }
   auto store = open_store(folder.path(), small_store(2));
   Space a(*store, 1, {}), b(*store, 2, {});
@@ -78,7 +78,7 @@ TEST_F(StoreClear, HoldsForAPageThatWasEvictedWhileItsSlotStaysFree) {
     a.put(1, 0, 4);
     EXPECT_EQ(large.put(5, 0, 1), 1u);  // takes the only segment: all of chain 1 is evicted
     EXPECT_EQ(a.run(1, 0, 4), 0u);
-    EXPECT_TRUE(store->clear(a.id()));
+    EXPECT_TRUE(store->clear(a.fingerprint()));
     EXPECT_EQ(large.fetch(5, 0, 1), 1u);
   }
   auto store = open_store(folder.path(), small_store(1));
@@ -93,7 +93,7 @@ TEST_F(StoreClear, IsDurableBeforeItReturns) {
     a.put(1, 0, 20);
     b.put(1, 0, 20);
     EXPECT_TRUE(store->flush());
-    EXPECT_TRUE(store->clear(a.id()));
+    EXPECT_TRUE(store->clear(a.fingerprint()));
     store.release();
   });
   auto store = open_store(folder.path(), small_store(4));
@@ -118,7 +118,7 @@ TEST_F(StoreClear, AmidStoresAndLoads) {
     }
     // Stores overlap all the time; a clear must get its turn nevertheless.
     for (int i = 0; i < 20; ++i)
-      EXPECT_TRUE(store->clear(i % 2 == 0 ? std::optional<NamespaceId>(space.id()) : std::nullopt));
+      EXPECT_TRUE(store->clear(i % 2 == 0 ? std::optional<Fingerprint>(space.fingerprint()) : std::nullopt));
     stop = true;
     for (std::thread& thread : threads) thread.join();
     EXPECT_TRUE(store->clear(std::nullopt));

@@ -43,7 +43,7 @@ class StorePowerCut : public ::testing::TestWithParam<int> {
       } else if (random() % 3 == 0) {
         for (auto& [page, state] : known[s]) state.flushed = false;  // gone or not, if the power goes amid the clear
         unflushed[s].clear();
-        if (!store.clear(space.id())) continue;
+        if (!store.clear(space.fingerprint())) continue;
         for (auto& [page, state] : known[s]) state = {false, false, true};
       }
     }

@@ -78,9 +78,8 @@ class Space {
  public:
   Space(Store& store, std::uint8_t number, Layout layout)
       : store_(&store), number_(number), layout_(std::move(layout)) {
-    const Fingerprint fingerprint{number, 0x77};
-    auto id =
-        store.open_namespace(fingerprint, "{\"test\": " + std::to_string(number) + "}", layout_.parts, layout_.regions);
+    auto id = store.open_namespace(fingerprint(), "{\"test\": " + std::to_string(number) + "}", layout_.parts,
+                                   layout_.regions);
     if (!id) {
       ADD_FAILURE() << id.error().message;
       return;
@@ -89,6 +88,7 @@ class Space {
   }
 
   NamespaceId id() const { return id_; }
+  Fingerprint fingerprint() const { return {number_, 0x77}; }
   const Layout& layout() const { return layout_; }
   std::uint64_t seed(const Hash256& key) const { return page_seed(number_, key); }
 

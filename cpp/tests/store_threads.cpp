@@ -59,7 +59,7 @@ TEST_P(StoreThreads, WritersReadersEvictionClearFlushAndClose) {
       tardis_stats s = stats_of(store);
       EXPECT_EQ(s.slots_total, s.slots_live + s.slots_free + s.slots_quarantined + s.slots_writing);
       if (i % 20 == 0) {
-        auto cleared = store.clear(i % 40 == 0 ? std::nullopt : std::optional<NamespaceId>(spaces[1].id()));
+        auto cleared = store.clear(i % 40 == 0 ? std::nullopt : std::optional<Fingerprint>(spaces[1].fingerprint()));
         EXPECT_TRUE(cleared || !calm || cleared.error().code == Code::kClosed);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -101,14 +101,15 @@ class OpenStore {
       const Layout& layout = mode.layouts[i];
       tardis_object_layout c{layout.parts, static_cast<std::uint32_t>(layout.regions.size()), {}};
       std::copy(layout.regions.begin(), layout.regions.end(), c.region_bytes);
-      std::uint8_t fingerprint[16] = {static_cast<std::uint8_t>(i + 1), mode.evict};
+      fingerprints[i] = {static_cast<std::uint8_t>(i + 1), mode.evict};
       const std::string text = "{\"torture\": " + std::to_string(i) + "}";
-      if (tardis_namespace_open(store, fingerprint, text.c_str(), &c, &spaces[i], &error) != TARDIS_OK) {
+      if (tardis_namespace_open(store, fingerprints[i].data(), text.c_str(), &c, &spaces[i], &error) != TARDIS_OK) {
         die(std::string("namespace: ") + error, 4);
       }
     }
   }
   tardis_store* store = nullptr;
+  std::array<std::array<std::uint8_t, 16>, 2> fingerprints{};
   std::array<std::uint32_t, 2> spaces{};
 };
 
@@ -205,7 +206,7 @@ class Writer {
     if (random() % 64 != 0 && !clear_wanted_) return;
     if (mode_.evict && random() % 2 == 0) {
       std::uint64_t pages = 0;
-      (void)tardis_clear(open_.store, UINT32_MAX, &pages, nullptr);
+      (void)tardis_clear(open_.store, nullptr, &pages, nullptr);
       own.clear();
       return;
     }
@@ -219,7 +220,7 @@ class Writer {
       }
       std::uint64_t pages = 0;
       char* error = nullptr;
-      if (tardis_clear(open_.store, all ? UINT32_MAX : open_.spaces[space], &pages, &error) != TARDIS_OK)
+      if (tardis_clear(open_.store, all ? nullptr : open_.fingerprints[space].data(), &pages, &error) != TARDIS_OK)
         die(std::string("clear: ") + error, 3);
       for (std::uint32_t i = 0; i < 2; ++i) {
         if (all || i == space) append(Event::kCleared, i, 0, 0, 0);

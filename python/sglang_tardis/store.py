@@ -234,11 +234,6 @@ class Namespace:
         self._store._note(code, message)
         return ok
 
-    def clear(self) -> int:
-        """Delete every object of this namespace, durably; returns how many were published."""
-        with _translated():
-            return self._store._core.clear(self._handle)
-
 
 class Store:
     """The object store in one folder, used by this process alone.
@@ -291,10 +286,17 @@ class Store:
         with _translated():
             self._core.flush()
 
-    def clear(self) -> int:
-        """Delete every object of every namespace, durably; returns how many were published."""
+    def clear(self, fingerprint: bytes | None = None) -> int:
+        """Delete every object, or those of one namespace (opened or not), durably; returns how many were published.
+
+        Args:
+            fingerprint: 16 bytes; None for all namespaces.
+
+        Raises:
+            TardisError: the device failed, or a segment that cannot be read may hold more (code corrupt).
+        """
         with _translated():
-            return self._core.clear(_core.ALL_NAMESPACES)
+            return self._core.clear(fingerprint)
 
     def stats(self) -> dict[str, int]:
         """Counters and sizes (fields of tardis_stats). No I/O; works after close()."""

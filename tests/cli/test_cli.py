@@ -223,10 +223,15 @@ def test_clear_refuses_what_is_not_exact(store: Path, capsys):
     assert "at least 4 digits" in failure(capsys, "clear", store, "--namespace", "ab", "--yes")
     assert "0 namespaces begin" in failure(capsys, "clear", store, "--namespace", "zzzzzzzz", "--yes")
     assert "--yes" in failure(capsys, "clear", store), "stdin is no terminal here"
+    assert json.loads(run(capsys, "info", store, "--json")[1])["objects"] == 8
+
+
+def test_clear_needs_no_description(store: Path, capsys):
     fingerprint = identity().fingerprint().hex()
     (store / "namespaces" / f"{fingerprint}.json").unlink()
-    assert "description is missing" in failure(capsys, "clear", store, "--namespace", fingerprint, "--yes")
-    assert json.loads(run(capsys, "info", store, "--json")[1])["objects"] == 8
+    status, out, _ = run(capsys, "clear", store, "--namespace", fingerprint, "--yes")
+    assert status == 0 and "deleted 5 pages" in out
+    assert json.loads(run(capsys, "info", store, "--json")[1])["objects"] == 3
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("YES\n", 0), ("n\n", 8), ("\n", 8), ("", 8)])

@@ -138,9 +138,9 @@ TARDIS_API tardis_code tardis_get(tardis_store* store, uint32_t handle, const ui
 /* Ends the current flush group and waits until everything set before the call is durable. */
 TARDIS_API tardis_code tardis_flush(tardis_store* store, char** error);
 
-/* Deletes the objects of one namespace, or of all (handle = UINT32_MAX), durably before it returns. TARDIS_CORRUPT:
- * done, but a segment that cannot be read may hold more. */
-TARDIS_API tardis_code tardis_clear(tardis_store* store, uint32_t handle, uint64_t* pages, char** error);
+/* Deletes the objects of one namespace (opened or not), or of all (fingerprint = NULL), durably before it returns.
+ * TARDIS_CORRUPT: done, but a segment that cannot be read may hold more. */
+TARDIS_API tardis_code tardis_clear(tardis_store* store, const uint8_t* fingerprint, uint64_t* pages, char** error);
 
 /* Counters; no I/O and no lock held during I/O. */
 TARDIS_API tardis_code tardis_get_stats(tardis_store* store, tardis_stats* stats);

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import EXIT_OK, CommandError
-from .info import namespace_fields
 from .render import human_bytes, printable
 
 _SHORTEST_PREFIX = 4
@@ -35,7 +34,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Delete what was named, after asking."""
-    from ..store import ObjectLayout, Store, inspect
+    from ..store import Store, inspect
 
     facts = inspect(args.path)
     chosen = None if args.namespace is None else _choose(facts["namespaces"], args.namespace)
@@ -47,13 +46,7 @@ def run(args: argparse.Namespace) -> int:
             f"{what}{printable(args.path)}? [y/N] "
         )
     with _closing(Store(args.path, create=False)) as store:
-        if chosen is None:
-            pages = store.clear()
-        else:
-            # A namespace is opened with its recorded description. Its layout does not matter: only headers are touched.
-            layout = ObjectLayout(parts=1, region_bytes=(4096,))
-            fingerprint = bytes.fromhex(chosen["fingerprint"])
-            pages = store.namespace(fingerprint, chosen["description"], layout).clear()
+        pages = store.clear(None if chosen is None else bytes.fromhex(chosen["fingerprint"]))
     print(f"deleted {pages} pages of {what}{printable(args.path)}")
     return EXIT_OK
 
@@ -83,11 +76,6 @@ def _choose(namespaces: Sequence[Mapping[str, Any]], prefix: str) -> Mapping[str
         known = ", ".join(one["fingerprint"] for one in (found or namespaces)[:8]) or "none"
         raise CommandError(
             f"--namespace {printable(prefix)}: {len(found)} namespaces begin like that; there are: {known}"
-        )
-    if not namespace_fields(found[0]):
-        raise CommandError(
-            f"--namespace {found[0]['fingerprint']}: its description is missing from the store; clear the whole store "
-            f"instead"
         )
     return found[0]
 
