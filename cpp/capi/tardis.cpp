@@ -12,6 +12,8 @@
 #include "base/json.h"
 #include "block/path_report_json.h"
 #include "store/digest.h"
+#include "store/list.h"
+#include "store/live_verify.h"
 #include "store/store.h"
 #include "store/tools.h"
 
@@ -82,6 +84,30 @@ Fingerprint as_fingerprint(const uint8_t* bytes) {
   Fingerprint fingerprint;
   std::copy_n(bytes, fingerprint.size(), fingerprint.begin());
   return fingerprint;
+}
+
+std::optional<Fingerprint> maybe_fingerprint(const uint8_t* bytes) {
+  if (bytes == nullptr) return std::nullopt;
+  return as_fingerprint(bytes);
+}
+
+std::function<bool(std::uint64_t, std::uint64_t)> step(tardis_progress progress, void* context) {
+  return [=](std::uint64_t done, std::uint64_t total) {
+    return progress == nullptr || progress(context, done, total) == 0;
+  };
+}
+
+Status answer(Result<VerifyResult> result, tardis_verify_report* report, char** problems) {
+  *report = {};
+  *problems = nullptr;
+  if (!result) return result.error();
+  *report = result->report;
+  JsonWriter json;
+  json.begin_array();
+  for (const std::string& line : result->problems) json.value(line);
+  json.end_array();
+  *problems = copy_text(json.text());
+  return {};
 }
 
 const Hash256* as_hashes(const uint8_t* bytes) { return reinterpret_cast<const Hash256*>(bytes); }
@@ -179,11 +205,37 @@ tardis_code tardis_flush(tardis_store* store, char** error) {
 tardis_code tardis_clear(tardis_store* store, const uint8_t* fingerprint, uint64_t* pages, char** error) {
   return guarded(error, [&]() -> Status {
     *pages = 0;
-    std::optional<Fingerprint> only;
-    if (fingerprint != nullptr) only = as_fingerprint(fingerprint);
-    auto cleared = store->store->clear(only);
+    auto cleared = store->store->clear(maybe_fingerprint(fingerprint));
     if (!cleared) return cleared.error();
     *pages = *cleared;
+    return {};
+  });
+}
+
+tardis_code tardis_remove(tardis_store* store, const uint8_t* fingerprint, const uint8_t* key, uint32_t key_nibbles,
+                          uint64_t* pages, char** error) {
+  return guarded(error, [&]() -> Status {
+    *pages = 0;
+    if (key_nibbles > 2 * TARDIS_HASH_BYTES) {
+      return Error{Code::kInvalidArgument,
+                   "key prefix: expected at most 64 hexadecimal digits, found " + std::to_string(key_nibbles)};
+    }
+    Store::Selection selection{maybe_fingerprint(fingerprint), {}, key_nibbles};
+    std::copy_n(key, (key_nibbles + 1) / 2, selection.key.begin());
+    auto removed = store->store->remove(selection);
+    if (!removed) return removed.error();
+    *pages = *removed;
+    return {};
+  });
+}
+
+tardis_code tardis_prune(tardis_store* store, const uint8_t* fingerprint, uint64_t target_bytes, uint64_t* pages,
+                         char** error) {
+  return guarded(error, [&]() -> Status {
+    *pages = 0;
+    auto pruned = store->store->prune(target_bytes, maybe_fingerprint(fingerprint));
+    if (!pruned) return pruned.error();
+    *pages = *pruned;
     return {};
   });
 }
@@ -224,24 +276,38 @@ tardis_code tardis_inspect(const char* folder, char** json, char** error) {
   });
 }
 
+tardis_code tardis_list(const char* folder, int (*visit)(void* context, const tardis_object_info* object),
+                        void* context, char** error) {
+  return guarded(error, [&]() -> Status {
+    return list_store(folder, [&](const ObjectInfo& o) {
+      tardis_object_info object{};
+      std::copy(o.key.begin(), o.key.end(), object.key);
+      std::copy(o.fingerprint.begin(), o.fingerprint.end(), object.fingerprint);
+      object.parent = o.parent;
+      object.generation = o.generation;
+      object.payload_bytes = o.payload_bytes;
+      object.root_digest = o.root_digest;
+      object.flush_group = o.flush_group;
+      object.parts = o.parts;
+      object.segment = o.segment;
+      object.slot = o.slot;
+      object.quarantined = o.quarantined;
+      return visit(context, &object) == 0;
+    });
+  });
+}
+
 tardis_code tardis_verify(const char* folder, int repair, tardis_progress progress, void* context,
                           tardis_verify_report* report, char** problems, char** error) {
   return guarded(error, [&]() -> Status {
-    *report = {};
-    *problems = nullptr;
-    const auto step = [&](std::uint64_t done, std::uint64_t total) {
-      return progress == nullptr || progress(context, done, total) == 0;
-    };
-    auto result = verify_store(folder, repair != 0, step);
-    if (!result) return result.error();
-    *report = result->report;
-    JsonWriter json;
-    json.begin_array();
-    for (const std::string& line : result->problems) json.value(line);
-    json.end_array();
-    *problems = copy_text(json.text());
-    return {};
+    return answer(verify_store(folder, repair != 0, step(progress, context)), report, problems);
   });
+}
+
+tardis_code tardis_verify_live(const char* folder, tardis_progress progress, void* context,
+                               tardis_verify_report* report, char** problems, char** error) {
+  return guarded(
+      error, [&]() -> Status { return answer(verify_live_store(folder, step(progress, context)), report, problems); });
 }
 
 tardis_code tardis_digest(const tardis_object_layout* layout, const uint64_t* pieces, uint64_t* chunk_digests,

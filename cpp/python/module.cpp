@@ -195,6 +195,27 @@ class Store {
     return pages;
   }
 
+  // `prefix`: bytes of the key, of which the first `nibbles` half bytes count.
+  std::uint64_t remove(const py::bytes& prefix, std::uint32_t nibbles, const std::optional<py::bytes>& fingerprint) {
+    const std::string only = fingerprint ? fingerprint_bytes(*fingerprint) : std::string();
+    const auto key = static_cast<std::string>(prefix);
+    if (key.size() < (nibbles + 1) / 2) throw py::value_error("key prefix: fewer bytes than digits");
+    std::uint64_t pages = 0;
+    call([&](char** error) {
+      return tardis_remove(store_.get(), fingerprint ? as_bytes(only) : nullptr, as_bytes(key), nibbles, &pages, error);
+    });
+    return pages;
+  }
+
+  std::uint64_t prune(std::uint64_t target_bytes, const std::optional<py::bytes>& fingerprint) {
+    const std::string only = fingerprint ? fingerprint_bytes(*fingerprint) : std::string();
+    std::uint64_t pages = 0;
+    call([&](char** error) {
+      return tardis_prune(store_.get(), fingerprint ? as_bytes(only) : nullptr, target_bytes, &pages, error);
+    });
+    return pages;
+  }
+
   void close() {
     call([&](char** error) { return tardis_close(store_.get(), error); });
   }
@@ -265,13 +286,26 @@ int call_progress(void* context, std::uint64_t done, std::uint64_t total) {
   }
 }
 
-py::tuple verify(const std::string& folder, bool repair, const std::optional<Progress>& progress) {
+// Packed as sglang_tardis.store reads it.
+py::bytes list_objects(const std::string& folder) {
+  static_assert(sizeof(tardis_object_info) == 104);
+  std::string packed;
+  const auto visit = [](void* context, const tardis_object_info* object) {
+    static_cast<std::string*>(context)->append(reinterpret_cast<const char*>(object), sizeof *object);
+    return 0;
+  };
+  call([&](char** error) { return tardis_list(folder.c_str(), visit, &packed, error); });
+  return packed;
+}
+
+py::tuple verify(const std::string& folder, bool repair, bool live, const std::optional<Progress>& progress) {
   tardis_verify_report r{};
   Text problems;
   Progress callback = progress.value_or(Progress());
+  const tardis_progress step = progress ? &call_progress : nullptr;
   call([&](char** error) {
-    return tardis_verify(folder.c_str(), repair, progress ? &call_progress : nullptr, &callback, &r, &problems.text,
-                         error);
+    return live ? tardis_verify_live(folder.c_str(), step, &callback, &r, &problems.text, error)
+                : tardis_verify(folder.c_str(), repair, step, &callback, &r, &problems.text, error);
   });
   py::dict d;
   d["segments"] = r.segments;
@@ -321,11 +355,14 @@ PYBIND11_MODULE(_core, m) {
       .def("get", &Store::get, py::arg("handle"), py::arg("hashes").noconvert(), py::arg("pieces").noconvert())
       .def("flush", &Store::flush)
       .def("clear", &Store::clear)
+      .def("remove", &Store::remove)
+      .def("prune", &Store::prune)
       .def("close", &Store::close)
       .def("path_report", &Store::path_report)
       .def("stats", &Store::stats);
   m.def("probe", &probe);
   m.def("inspect", &inspect);
+  m.def("list_objects", &list_objects);
   m.def("verify", &verify);
   m.def("digest", &digest, py::arg("parts"), py::arg("region_bytes"), py::arg("pieces").noconvert());
 }

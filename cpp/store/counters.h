@@ -17,15 +17,11 @@ struct Store::Counters {
 
 class Store::Call {
  public:
-  explicit Call(Store& store) : store_(store) {
-    const std::lock_guard lock(store_.calls_mutex_);
-    open_ = !store_.closed_;
-    if (open_) ++store_.calls_;
+  explicit Call(Store& store) : store_(store), open_((store.calls_.fetch_add(1) & kClosed) == 0) {
+    if (!open_) leave();
   }
   ~Call() {
-    if (!open_) return;
-    const std::lock_guard lock(store_.calls_mutex_);
-    if (--store_.calls_ == 0) store_.calls_done_.notify_all();
+    if (open_) leave();
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -33,8 +29,12 @@ class Store::Call {
   static Error closed() { return {Code::kClosed, "the store is closed"}; }
 
  private:
+  void leave() {
+    if (store_.calls_.fetch_sub(1) == kClosed + 1) store_.calls_.notify_all();
+  }
+
   Store& store_;
-  bool open_;
+  const bool open_;
 };
 
 }  // namespace tardis

@@ -31,10 +31,10 @@ void Store::flusher_main() {
     const bool used = !group_->pages.empty() || group_->writers > 0;
     const std::uint64_t now = monotonic_ns(), end_of_life = group_->opened_ns + age_limit;
     const bool due = !group_->pages.empty() && (group_->bytes >= options_.flush_bytes || now >= end_of_life);
-    if (due || (used && (stopping_ || flush_wanted_ >= group_->id))) {
+    if (due || (used && (stopping_ || flush_wanted_ >= group_->serial))) {
       ended_ = group_;
       group_ = std::make_shared<FlushGroup>();  // later pages go here
-      group_->id = ended_->id + 1;
+      group_->serial = ended_->serial + 1;
       writers_done_.wait(lock, [&] { return ended_->writers == 0; });
       lock.unlock();
       flush_group(*ended_);
@@ -60,12 +60,11 @@ void Store::flush_group(const FlushGroup& ended) {
   const std::lock_guard lock(mutex_);
   counters_->flush_groups += 1;
   for (const auto& [segment, error] : failed) flush_failed(*segment, error);
-  if (failed.empty()) {
-    durable_group_ = ended.id;
-  } else {
+  if (!failed.empty()) {
     for (const Published& page : ended.pages) unpublish_page(page);
   }
-  finished_group_ = ended.id;
+  table_.process(self_).oldest_group.store(group_->id);  // the open group's, or none
+  finished_group_ = ended.serial;
   flush_done_.notify_all();
 }
 
@@ -77,7 +76,7 @@ void Store::flush_failed(Segment& segment, const Error& error) {
   ++flush_failures_;
   flush_error_ = error;
   ++segment.flush_failures;
-  segment.doubtful = true;
+  segment.live().doubtful.store(1);
   for (const auto& group : {ended_, group_}) {
     if (group == nullptr) continue;
     for (const Published& page : group->pages) {
@@ -87,10 +86,10 @@ void Store::flush_failed(Segment& segment, const Error& error) {
 }
 
 void Store::unpublish_page(const Published& page) {
-  IndexEntry* entry = index_.find(page.key);
-  if (entry == nullptr || entry->generation != page.generation) return;
-  counters_->flush_unpublished_pages += 1;
-  unpublish(*entry);
+  const auto entry = index_.read(page.slot);
+  if (entry && entry->stamp.generation() == page.generation && index_.unpublish(*entry)) {
+    counters_->flush_unpublished_pages += 1;
+  }
 }
 
 Status Store::flush() {
@@ -98,7 +97,7 @@ Status Store::flush() {
   if (!call) return Call::closed();
   std::unique_lock lock(mutex_);
   const bool empty = group_->pages.empty() && group_->writers == 0;
-  const std::uint64_t target = empty ? group_->id - 1 : group_->id;
+  const std::uint64_t target = empty ? group_->serial - 1 : group_->serial;
   flush_wanted_ = std::max(flush_wanted_, target);
   flusher_wake_.notify_all();
   const std::uint64_t told = flush_failures_told_;
@@ -111,33 +110,39 @@ Status Store::flush() {
 
 void Store::persist_quarantines(std::vector<Quarantine> pending) {
   for (const Quarantine& item : pending) {
-    Segment* owner = nullptr;
+    const SlotRef where = index_.where(item.slot);
+    Segment* owner = segment(where.segment);
+    // If any of this fails the slot stays quarantined in the index; the next recovery's first read finds out again.
+    if (owner == nullptr || !claim_waiting(*owner)) continue;
     {
-      const std::lock_guard lock(mutex_);
-      const auto it = segments_.find(item.where.segment);
-      if (it == segments_.end() || it->second->reclassing) continue;
-      owner = it->second.get();
+      const std::lock_guard io(owner->io_mutex());
+      persist_quarantine(*owner, where.slot, item.generation);
     }
-    const std::lock_guard io(owner->io_mutex());
-    if (item.where.slot >= owner->geometry().slots) continue;  // cleared and re-classed meanwhile
-    auto table = owner->table();
-    if (!table) continue;  // the slot stays quarantined in this process; the next read of the page finds out again
-    SlotHeader& header = (*table)->header(item.where.slot);
-    if (!sealed(header) || header.generation != item.generation) continue;
-    header.flags |= kSlotQuarantined;
-    seal(header);
-    std::set<std::uint64_t> blocks;
-    (*table)->blocks_of(item.where.slot, blocks);
-    (void)owner->write_table(blocks);
+    release(*owner);
   }
   limit_cached_tables();
+}
+
+void Store::persist_quarantine(Segment& owner, std::uint32_t slot, std::uint64_t generation) {
+  if (slot >= owner.geometry().slots) return;  // cleared and re-classed meanwhile
+  auto table = owner.table();
+  if (!table) return;
+  SlotHeader& header = (*table)->header(slot);
+  if (!sealed(header) || header.generation != generation || !owner.make_dirty()) return;
+  header.flags |= kSlotQuarantined;
+  seal(header);
+  std::set<std::uint64_t> blocks;
+  (*table)->blocks_of(slot, blocks);
+  (void)owner.write_table(blocks);
 }
 
 void Store::limit_cached_tables() {
   std::vector<std::pair<std::uint64_t, Segment*>> all;  // the times as they were once: others go on while this sorts
   {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [id, segment] : segments_) all.emplace_back(segment->table_used_ns(), segment.get());
+    const std::lock_guard lock(open_mutex_);
+    for (const auto& segment : segments_) {
+      if (segment->table_used_ns() > 0) all.emplace_back(segment->table_used_ns(), segment.get());
+    }
   }
   std::uint64_t kept = 0;
   std::sort(all.begin(), all.end(), std::greater<>());

@@ -44,13 +44,6 @@ Status make_folders(const std::string& path) {
   return make_folder(path);
 }
 
-Status sync_folder(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd) return errno_error(errno, path);
-  if (::fsync(fd.get()) != 0) return errno_error(errno, path + ": fsync");
-  return {};
-}
-
 Result<std::string> read_file(const std::string& path, std::size_t limit) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return errno_error(errno, path);
@@ -65,6 +58,72 @@ Result<std::string> read_file(const std::string& path, std::size_t limit) {
   }
   text.resize(at);
   return text;
+}
+
+Result<std::vector<std::string>> list_folder(const std::string& path) {
+  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
+  std::unique_ptr<DIR, decltype(close_folder)> folder(::opendir(path.c_str()), close_folder);
+  if (!folder) return errno_error(errno, path);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* item = ::readdir(folder.get())) names.emplace_back(item->d_name);
+  if (errno != 0) return errno_error(errno, path);
+  return names;
+}
+
+constexpr const char* kCheckpointFile = "index.checkpoint";
+// Which byte of the lock file stands for what; the text that names a byte's owner lies at byte * kOwnerBytes.
+constexpr std::uint32_t kSetupByte = 0, kFirstProcessByte = 1, kLockBytes = kFirstProcessByte + kMaxProcesses;
+constexpr std::size_t kOwnerBytes = 512;
+// Behind them: which shared index is in use. All of it is allocated when the store is made, so that a full disk does
+// not keep a process from opening it.
+constexpr std::size_t kLiveOffset = kLockBytes * kOwnerBytes;
+constexpr std::size_t kLockFileBytes = kLiveOffset + kOwnerBytes;
+// The rings of a process that was killed give its lock back a moment after it, when their I/O has ended.
+constexpr auto kKilledPatience = std::chrono::seconds(2);
+// Another process may be recovering a large store.
+constexpr auto kSetupPatience = std::chrono::seconds(120);
+
+struct flock bytes_of_lock(short type, std::uint32_t first, std::uint32_t count) {
+  struct flock range {};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  range.l_start = first;
+  range.l_len = count;
+  return range;
+}
+
+// False: somebody else holds one of the bytes.
+Result<bool> try_lock(int fd, std::uint32_t first, std::uint32_t count, const std::string& file) {
+  struct flock range = bytes_of_lock(F_WRLCK, first, count);
+  if (::fcntl(fd, F_OFD_SETLK, &range) == 0) return true;
+  if (errno == EAGAIN || errno == EACCES) return false;
+  return errno_error(errno, file + ": locking");
+}
+
+bool held_by_another(int fd, std::uint32_t first, std::uint32_t count) {
+  struct flock range = bytes_of_lock(F_WRLCK, first, count);
+  return ::fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
+}
+
+std::string boot_id() {
+  auto text = read_file("/proc/sys/kernel/random/boot_id", 64);
+  return text ? text->substr(0, text->find('\n')) : "unknown";
+}
+
+Result<struct statvfs> filesystem(const std::string& path) {
+  struct statvfs status {};
+  if (::statvfs(path.c_str(), &status) != 0) return errno_error(errno, path + ": statvfs");
+  return status;
+}
+
+}  // namespace
+
+Status sync_folder(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return errno_error(errno, path);
+  if (::fsync(fd.get()) != 0) return errno_error(errno, path + ": fsync");
+  return {};
 }
 
 Status write_file_durably(const std::string& folder, const std::string& name, const void* data, std::size_t bytes) {
@@ -82,32 +141,6 @@ Status write_file_durably(const std::string& folder, const std::string& name, co
   if (::rename(fresh.c_str(), path.c_str()) != 0) return errno_error(errno, path);
   return sync_folder(folder);
 }
-
-Result<std::vector<std::string>> list_folder(const std::string& path) {
-  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
-  std::unique_ptr<DIR, decltype(close_folder)> folder(::opendir(path.c_str()), close_folder);
-  if (!folder) return errno_error(errno, path);
-  std::vector<std::string> names;
-  errno = 0;
-  while (const dirent* item = ::readdir(folder.get())) names.emplace_back(item->d_name);
-  if (errno != 0) return errno_error(errno, path);
-  return names;
-}
-
-struct flock whole_file(short type) {
-  struct flock range {};
-  range.l_type = type;
-  range.l_whence = SEEK_SET;
-  return range;
-}
-
-Result<struct statvfs> filesystem(const std::string& path) {
-  struct statvfs status {};
-  if (::statvfs(path.c_str(), &status) != 0) return errno_error(errno, path + ": statvfs");
-  return status;
-}
-
-}  // namespace
 
 std::string hex(const std::uint8_t* bytes, std::size_t n) {
   static constexpr char kDigits[] = "0123456789abcdef";
@@ -135,26 +168,24 @@ Status StoreFolder::create_folders() {
   return make_folder(path_ + "/" + kNamespacesFolder);
 }
 
-Status StoreFolder::lock() {
+Status StoreFolder::open_lock() {
+  if (lock_) return {};
   const std::string file = path_ + "/" + kLockFile;
   UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd) return errno_error(errno, file + ": cannot open the store's lock");
-  struct flock range = whole_file(F_WRLCK);
-  // The rings of a process that was killed give the lock back a moment after it, when their I/O has ended.
-  constexpr auto kPatience = std::chrono::seconds(2);
-  const auto give_up = std::chrono::steady_clock::now() + kPatience;
-  while (::fcntl(fd.get(), F_OFD_SETLK, &range) != 0) {
-    if (errno == EAGAIN || errno == EACCES) {
-      if (std::chrono::steady_clock::now() < give_up) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        continue;
-      }
-      const std::string by = owner();
-      return Error{Code::kBusy, "path " + path_ + ": the store is in use" + (by.empty() ? "" : " by " + by) +
-                                    "; one process serves a store: stop that process or give this one another path"};
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) return errno_error(errno, file);
+  if (static_cast<std::size_t>(status.st_size) < kLockFileBytes) {
+    const std::string zeros(kLockFileBytes - static_cast<std::size_t>(status.st_size), '\0');
+    if (::pwrite(fd.get(), zeros.data(), zeros.size(), status.st_size) != static_cast<ssize_t>(zeros.size())) {
+      return errno_error(errno, file);
     }
-    return errno_error(errno, file + ": locking");
   }
+  lock_ = std::move(fd);
+  return {};
+}
+
+Status StoreFolder::sign(std::uint32_t byte) const {
   char host[256] = "unknown";
   ::gethostname(host, sizeof host - 1);
   const std::time_t now = std::time(nullptr);
@@ -162,31 +193,130 @@ Status StoreFolder::lock() {
   ::gmtime_r(&now, &utc);
   char when[32];
   std::strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  const std::string text = "pid " + std::to_string(::getpid()) + " on " + host + " since " + when + "\n";
-  if (::ftruncate(fd.get(), 0) != 0) return errno_error(errno, file);
-  const ssize_t put = ::pwrite(fd.get(), text.data(), text.size(), 0);
-  if (put < 0) return errno_error(errno, file);
-  lock_ = std::move(fd);
+  std::string text = "pid " + std::to_string(::getpid()) + " on " + host + " since " + when + "\n";
+  text.resize(kOwnerBytes, '\0');
+  if (::pwrite(lock_.get(), text.data(), text.size(), static_cast<off_t>(byte * kOwnerBytes)) < 0) {
+    return errno_error(errno, path_ + "/" + kLockFile);
+  }
+  return {};
+}
+
+Status StoreFolder::lock_setup() {
+  if (Status status = open_lock(); !status) return status;
+  const auto give_up = std::chrono::steady_clock::now() + kSetupPatience;
+  while (true) {
+    auto locked = try_lock(lock_.get(), kSetupByte, 1, path_ + "/" + kLockFile);
+    if (!locked) return locked.error();
+    if (*locked) return sign(kSetupByte);
+    if (std::chrono::steady_clock::now() >= give_up) {
+      return Error{Code::kBusy, "path " + path_ + ": the store is being opened, closed or verified by " + owner() +
+                                    "; wait for that process, stop it, or give this one another path"};
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+void StoreFolder::unlock_setup() {
+  struct flock range = bytes_of_lock(F_UNLCK, kSetupByte, 1);
+  ::fcntl(lock_.get(), F_OFD_SETLK, &range);
+}
+
+Result<std::uint32_t> StoreFolder::lock_process() {
+  for (std::uint32_t place = 0; place < kMaxProcesses; ++place) {
+    auto locked = try_lock(lock_.get(), kFirstProcessByte + place, 1, path_ + "/" + kLockFile);
+    if (!locked) return locked.error();
+    if (!*locked) continue;
+    if (Status status = sign(kFirstProcessByte + place); !status) return status.error();
+    return place;
+  }
+  return Error{Code::kBusy, "path " + path_ + ": " + std::to_string(kMaxProcesses) +
+                                " processes use the store, which is the most; give this one another path"};
+}
+
+bool StoreFolder::process_alive(std::uint32_t place) const {
+  return held_by_another(lock_.get(), kFirstProcessByte + place, 1);
+}
+
+bool StoreFolder::any_process_alive() const { return held_by_another(lock_.get(), kFirstProcessByte, kMaxProcesses); }
+
+Status StoreFolder::lock_alone() {
+  if (Status status = lock_setup(); !status) return status;
+  const auto give_up = std::chrono::steady_clock::now() + kKilledPatience;
+  while (any_process_alive()) {
+    if (std::chrono::steady_clock::now() >= give_up) {
+      const std::string by = owner();
+      unlock();
+      return Error{Code::kBusy, "path " + path_ + ": the store is in use by " + by +
+                                    "; this needs the store for itself: stop that process first"};
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
   return {};
 }
 
 void StoreFolder::unlock() {
   if (!lock_) return;
   // Not by close() alone: a ring that is being torn down still holds the same file description.
-  struct flock range = whole_file(F_UNLCK);
+  struct flock range = bytes_of_lock(F_UNLCK, 0, kLockBytes);
   ::fcntl(lock_.get(), F_OFD_SETLK, &range);
   lock_.reset();
 }
 
+std::string StoreFolder::owner_of(std::uint32_t byte, int fd) const {
+  char text[kOwnerBytes + 1] = {};
+  if (::pread(fd, text, kOwnerBytes, static_cast<off_t>(byte * kOwnerBytes)) <= 0) return "an unnamed process";
+  const std::string line(text);
+  return line.substr(0, line.find('\n'));
+}
+
 std::string StoreFolder::owner() const {
   const std::string file = path_ + "/" + kLockFile;
-  UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  UniqueFd fd(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd) fd.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return {};
-  struct flock range = whole_file(F_RDLCK);
-  if (::fcntl(fd.get(), F_OFD_GETLK, &range) != 0 || range.l_type == F_UNLCK) return {};
-  auto text = read_file(file, 512);
-  if (!text || text->empty()) return "an unnamed process";
-  return text->substr(0, text->find('\n'));
+  std::string all;
+  for (std::uint32_t byte = 0; byte < kLockBytes; ++byte) {
+    if (!held_by_another(fd.get(), byte, 1)) continue;
+    const std::string one = owner_of(byte, fd.get());
+    if (all.find(one) == std::string::npos) all += (all.empty() ? "" : "; ") + one;
+  }
+  return all;
+}
+
+Result<LiveIdentity> StoreFolder::live_identity() const {
+  const std::string file = path_ + "/" + kSuperblockFile;
+  struct stat status {};
+  if (::stat(file.c_str(), &status) != 0) return errno_error(errno, file);
+  return LiveIdentity{superblock_.uuid, status.st_dev, status.st_ino};
+}
+
+Status StoreFolder::write_live(const std::string& file_id) const {
+  std::string text = file_id + "\n" + boot_id() + "\n";
+  text.resize(kOwnerBytes, '\0');
+  if (::pwrite(lock_.get(), text.data(), text.size(), kLiveOffset) != static_cast<ssize_t>(text.size())) {
+    return errno_error(errno, path_ + "/" + kLockFile);
+  }
+  return {};
+}
+
+Status StoreFolder::check_live(const std::string& file_id) const {
+  char bytes[kOwnerBytes + 1] = {};
+  if (::pread(lock_.get(), bytes, kOwnerBytes, kLiveOffset) < 0) return errno_error(errno, path_ + "/" + kLockFile);
+  const std::string text(bytes);
+  if (text == file_id + "\n" + boot_id() + "\n") return {};
+  const bool same_boot = text.find(boot_id()) != std::string::npos;
+  return Error{Code::kBusy, "path " + path_ + ": in use by " + owner() + " through another shared index (" +
+                                text.substr(0, text.find('\n')) + ", here " + file_id + "): " +
+                                (same_boot ? "another container with its own /dev/shm; share it (docker: --ipc), "
+                                           : "another machine; a store serves one, ") +
+                                "or give this process another path"};
+}
+
+std::string StoreFolder::checkpoint_path() const { return path_ + "/" + kCheckpointFile; }
+
+Status StoreFolder::remove_checkpoint() const {
+  if (::unlink(checkpoint_path().c_str()) != 0 && errno != ENOENT) return errno_error(errno, checkpoint_path());
+  return sync_folder(path_);
 }
 
 bool StoreFolder::has_superblock() const { return ::access((path_ + "/" + kSuperblockFile).c_str(), F_OK) == 0; }

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "store/format.h"
+#include "store/live_table.h"
 
 namespace tardis {
 
@@ -23,15 +24,33 @@ class StoreFolder {
 
   const std::string& path() const { return path_; }
   const StoreSuperblock& superblock() const { return superblock_; }
+  Result<LiveIdentity> live_identity() const;
   int lock_fd() const { return lock_.get(); }
 
   // Makes the folder and its subfolders if they are missing.
   Status create_folders();
-  // An open-file-description lock that ends with the process and its I/O in flight. Code::kBusy names the owner.
-  Status lock();
+
+  // ---- locks: bytes of one file under open-file-description locks, which end with the process and its I/O in flight
+  // Byte 0: held while a process opens or closes the store. Waits; Code::kBusy names the owner.
+  Status lock_setup();
+  void unlock_setup();
+  // One byte for each process that uses the store, the lowest free one.
+  Result<std::uint32_t> lock_process();
+  // Whether the process in that place lives. Not for the own place.
+  bool process_alive(std::uint32_t place) const;
+  bool any_process_alive() const;  // other than this one
+  // For tools that need the store for themselves: like lock_setup(), and Code::kBusy while any process uses it.
+  Status lock_alone();
   void unlock();
-  // "pid 12 on host since ..." as the owner wrote it; empty if nobody holds the lock.
+  // "pid 12 on host since ..." of every process that holds a lock, as it wrote it; empty if there is none.
   std::string owner() const;
+
+  // ---- which shared index the processes of this store use
+  Status write_live(const std::string& file_id) const;
+  Status check_live(const std::string& file_id) const;  // Code::kBusy: this process would use another one
+
+  std::string checkpoint_path() const;
+  Status remove_checkpoint() const;
 
   bool has_superblock() const;
   Status read_superblock();
@@ -50,6 +69,10 @@ class StoreFolder {
   Result<std::uint64_t> free_bytes() const;  // of the file system, for an ordinary user
 
  private:
+  Status open_lock();
+  std::string owner_of(std::uint32_t byte, int fd) const;
+  Status sign(std::uint32_t byte) const;  // says in the lock file who holds this byte
+
   std::string path_;
   StoreSuperblock superblock_{};
   UniqueFd lock_;
@@ -57,5 +80,8 @@ class StoreFolder {
 
 std::string hex(const std::uint8_t* bytes, std::size_t n);
 std::string human_bytes(std::uint64_t bytes);
+// write-new + rename + fsync of file and folder: a crash leaves the old file or the new one.
+Status write_file_durably(const std::string& folder, const std::string& name, const void* data, std::size_t bytes);
+Status sync_folder(const std::string& path);
 
 }  // namespace tardis

@@ -73,11 +73,13 @@ struct SegmentSuperblock {
   std::uint64_t header_table_offset;
   std::uint64_t digest_table_offset;
   std::uint64_t payload_offset;
-  std::array<std::uint8_t, 416> reserved;
+  std::uint64_t write_sequence;  // rises whenever the segment becomes dirty: what a checkpoint says of it holds or not
+  std::array<std::uint8_t, 408> reserved;
   std::uint32_t reserved_flags;
   std::uint32_t crc;
 };
 static_assert(sizeof(SegmentSuperblock) == 512 && offsetof(SegmentSuperblock, crc) == 508);
+static_assert(offsetof(SegmentSuperblock, write_sequence) == 88);
 static_assert(std::is_trivially_copyable_v<SegmentSuperblock>);
 
 enum class SlotKind : std::uint16_t {

@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The running index: which object is in which slot, which objects extend which, and which may be evicted first.
-// Not thread-safe: the store guards it with one mutex that is never held during I/O.
+// The running index over the shared table: which object is in which slot, which objects extend which, and which may be
+// evicted. Every function may be called by any thread of any process at any time; none waits for another.
 #pragma once
 
-#include <compare>
-#include <cstdint>
-#include <cstring>
 #include <functional>
-#include <map>
-#include <set>
-#include <unordered_map>
+#include <optional>
+#include <unordered_set>
 #include <vector>
 
-#include "store/format.h"
+#include "store/checkpoint.h"
+#include "store/live_table.h"
+#include "store/pins.h"
 
 namespace tardis {
-
-using NamespaceId = std::uint32_t;
 
 struct SlotRef {
   std::uint32_t segment = 0;
@@ -24,97 +20,164 @@ struct SlotRef {
   auto operator<=>(const SlotRef&) const = default;
 };
 
-struct ObjectKey {
-  NamespaceId space = 0;
-  Hash256 hash{};
-  bool operator==(const ObjectKey&) const = default;
-};
+// A slot by its number in the whole store.
+using GlobalSlot = std::uint64_t;
 
 // The first 8 bytes of a key, as headers store the parent. Keys are SHA-256 values; 0 stands for "no parent known".
-inline std::uint64_t short_key(const Hash256& hash) {
-  std::uint64_t value;
-  std::memcpy(&value, hash.data(), sizeof value);
-  return value;
-}
+std::uint64_t short_key(const Hash256& hash);
 
+// A consistent copy of a record.
 struct IndexEntry {
-  ObjectKey key;
-  SlotRef where;
-  SlotClass slot_class{};
-  std::uint64_t parent = 0;
-  std::uint64_t generation = 0;
+  GlobalSlot slot = 0;
+  Stamp stamp;
+  Hash256 key{};
+  NamespaceId space = 0;
+  std::uint32_t payload_bytes = 0;
   std::uint64_t root = 0;
-  std::uint64_t payload_bytes = 0;
-  bool suspect = false;  // recovered from a dirty segment without reading its payload
-  // Eviction order: objects without a stored extension, lowest score first.
-  std::uint64_t score = 0;
-  std::uint32_t reuses = 0;
-  bool listed = false;
+  std::uint64_t parent = 0;
 };
 
 class Index {
  public:
-  // `reuse_bonus`: how many touches of other objects one reuse is worth (capped at kMaxReuses reuses).
-  explicit Index(std::uint64_t reuse_bonus) : reuse_bonus_(reuse_bonus) {}
+  // Whether the process in this place of the table lives, by its lock.
+  using Alive = std::function<bool(std::uint32_t process)>;
 
-  IndexEntry* find(const ObjectKey& key);
-  // The key must be absent. The returned address is stable until erase().
-  IndexEntry& insert(IndexEntry entry);
-  void erase(IndexEntry& entry);
+  // `self`: this process's place. `reuse_bonus`: how many touches of other objects one reuse is worth (capped at
+  // kMaxReuses reuses).
+  Index(LiveTable& table, std::uint32_t self, std::uint64_t reuse_bonus, Alive alive);
 
-  // Marks use; a reuse (a load, not a repeated store) also counts towards importance.
-  void touch(IndexEntry& entry, bool reuse);
+  SlotRef where(GlobalSlot slot) const;
+  GlobalSlot global(SlotRef where) const;
+  SlotRecord& record(GlobalSlot slot) const { return table_.record(slot); }
+  Stamp stamp(GlobalSlot slot) const { return Stamp(record(slot).stamp.load()); }
 
-  // While an extension is being written its parent must not be evicted.
-  void hold_parent(NamespaceId space, std::uint64_t parent);
-  void release_parent(NamespaceId space, std::uint64_t parent);
-
-  // The evictable object of this class with the lowest score that `usable` accepts, or null.
-  IndexEntry* coldest(SlotClass slot_class, const std::function<bool(const IndexEntry&)>& usable) const;
-  // Classes that have evictable objects, with the score of their coldest.
-  std::vector<std::pair<SlotClass, std::uint64_t>> coldest_by_class() const;
-
-  // Every stored object that extends one of `roots`, transitively, children before parents. O(objects).
-  std::vector<IndexEntry*> descendants(const std::vector<IndexEntry*>& roots);
-
-  std::size_t size() const { return entries_.size(); }
+  // ---- finding
+  std::optional<IndexEntry> find(NamespaceId space, const Hash256& hash) const;
+  // Length of the leading run of hashes that can be found.
+  std::size_t run(NamespaceId space, const Hash256* hashes, std::size_t n) const;
+  // The live object in this slot, if there is one.
+  std::optional<IndexEntry> read(GlobalSlot slot) const;
+  template <class Visit>  // visit(const IndexEntry&)
+  void for_each(Visit visit) const {
+    const std::uint32_t end = table_.header().segments_end.load();
+    for (std::uint32_t id = 0; id < end; ++id) for_each_in(id, visit);
+  }
   template <class Visit>
-  void for_each(Visit visit) {
-    for (auto& [key, entry] : entries_) visit(entry);
+  void for_each_in(std::uint32_t segment, Visit visit) const {
+    const LiveSegment& s = table_.segment(segment);
+    if (s.state.load() != SegmentState::kReady) return;
+    const GlobalSlot first = GlobalSlot{segment} * table_.stride();
+    for (std::uint32_t slot = 0; slot < s.slots.load(); ++slot) {
+      if (const auto entry = read(first + slot)) visit(*entry);
+    }
   }
 
- private:
-  struct KeyHash {
-    std::size_t operator()(const ObjectKey& key) const {
-      return short_key(key.hash) ^ (std::uint64_t{key.space} << 48);
-    }
-  };
-  struct Parent {
-    NamespaceId space;
-    std::uint64_t key;
-    bool operator==(const Parent&) const = default;
-  };
-  struct ParentHash {
-    std::size_t operator()(const Parent& p) const { return p.key ^ (std::uint64_t{p.space} << 48); }
-  };
-  struct Ranked {
-    std::uint64_t score;
-    IndexEntry* entry;
-    auto operator<=>(const Ranked&) const = default;
-  };
+  // ---- changing
+  // Moves the slot on if it is still as `from` says. Keeps the counts.
+  bool change(GlobalSlot slot, Stamp from, Stamp to);
+  // A slot in state kWriting becomes a live object, unless another object with this key is there already, or the hash
+  // table has no room; then the slot is free. A table that was made for fewer objects gives up the least valuable of
+  // those that share the key's buckets.
+  enum class Published { kYes, kDuplicate, kFull };
+  Published publish(const IndexEntry& entry, bool suspect, std::uint64_t score);
+  // Nobody finds it any more; its slot becomes free at once, or when the last lease on it ends. false: it was not
+  // there.
+  bool unpublish(const IndexEntry& entry);
+  // Its slot is not used again; `recorded`: also not after the store was closed.
+  bool quarantine(const IndexEntry& entry, bool recorded);
+  void trust(const IndexEntry& entry);  // its payload was read and fits
+  // For recovery and checkpoints, while no other process uses the table: as publish(), of an object that is known to be
+  // alone; a record as it is, if there is something to be known of it; and every `children` from the parents' names.
+  void restore(GlobalSlot slot, const CheckpointEntry& entry, NamespaceId space);
+  std::optional<CheckpointEntry> save(GlobalSlot slot) const;
+  void count_children();
+  // A dying slot on which there is no lease becomes free.
+  void settle(GlobalSlot slot);
+
+  // ---- use and order
+  std::uint64_t tick(std::size_t count) { return table_.header().clock.fetch_add(count) + 1; }
+  // A reuse (a load, not a repeated store) also counts towards importance.
+  void touch(const IndexEntry& entry, std::uint64_t now, bool reuse);
+  // This object is an extension of one that was stored (again) just now.
+  void adopt(NamespaceId space, std::uint64_t parent);
+
+  // ---- what this process has in hand
+  // Keeps the slot from being reused. After it the caller checks that the entry still holds.
+  std::uint32_t lease(GlobalSlot slot) { return leases_.add(slot + 1); }
+  void end_lease(std::uint32_t pin, GlobalSlot slot);
+  PinTable& parents() { return parents_; }
+  PinTable& writing() { return writing_; }
+  // Whether another living process writes an object with this key.
+  bool written_elsewhere(std::uint64_t key) const;
+  // Slots under a lease of any living process.
+  std::unordered_set<GlobalSlot> leased() const;
+
+  // ---- eviction (eviction.cpp)
+  // Objects of this class, the least valuable first and extensions before what they extend, in segments that `usable`
+  // accepts, of one namespace or of any. Returns how many slots became free; `evicted(entry)` is told of each object.
+  std::size_t evict(SlotClass slot_class, std::size_t need, const std::function<bool(std::uint32_t)>& usable,
+                    std::optional<NamespaceId> only, const std::function<void(const IndexEntry&)>& evicted);
+  // The lowest score of an evictable object in this class, by a sample; nothing if there is none.
+  std::optional<std::uint64_t> coldest(SlotClass slot_class) const;
+  // Every stored object that extends one of `roots`, transitively. O(objects).
+  std::vector<IndexEntry> descendants(const std::vector<IndexEntry>& roots) const;
+  std::vector<SlotClass> classes() const;  // of the segments, each once
+  SlotClass class_of(std::uint32_t segment) const;
+
+  std::uint64_t reuse_bonus() const { return reuse_bonus_; }
   static constexpr std::uint32_t kMaxReuses = 3;
 
-  void list(IndexEntry& entry);
-  void unlist(IndexEntry& entry);
-  bool has_extension(const IndexEntry& entry) const;
+ private:
+  struct Place {
+    std::uint64_t first, second;  // buckets
+    std::uint64_t tag;            // in place, with the slot's bits zero
+  };
+  struct Candidate {
+    std::uint64_t score;
+    GlobalSlot slot;
+    auto operator<=>(const Candidate&) const = default;
+  };
 
-  std::unordered_map<ObjectKey, IndexEntry, KeyHash> entries_;
-  std::unordered_map<Parent, std::uint32_t, ParentHash> extensions_;  // stored or being written, by parent
-  // The parents' entries by short key: where an erased last extension makes its parent evictable.
-  std::unordered_multimap<Parent, IndexEntry*, ParentHash> by_short_key_;
-  std::map<SlotClass, std::set<Ranked>> evictable_;
-  std::uint64_t reuse_bonus_;
-  std::uint64_t clock_ = 0;
+  Place place(NamespaceId space, std::uint64_t short_key) const;
+  std::optional<IndexEntry> match(std::uint64_t word, const Place& place, NamespaceId space, const Hash256& hash) const;
+  std::optional<GlobalSlot> find_short(NamespaceId space, std::uint64_t short_key) const;
+  bool insert_word(const Place& place, GlobalSlot slot);
+  bool make_room(const Place& place);
+  void remove_word(const IndexEntry& entry);
+  std::optional<IndexEntry> other_with_key(const IndexEntry& entry) const;
+  // The parent, if this was its last extension.
+  std::optional<GlobalSlot> release_parent(const IndexEntry& entry);
+  void lay_off(const IndexEntry& entry);  // what follows a live object's end
+  template <class Visit>                  // visit(value) for each pin of a living process
+  void for_each_pin(LiveProcess::Pins LiveProcess::*pins, std::atomic<std::uint32_t> LiveProcess::*end,
+                    Visit visit) const;
+  std::vector<Candidate> sample(SlotClass slot_class, std::size_t least,
+                                const std::function<bool(std::uint32_t)>& usable) const;
+
+  LiveTable& table_;
+  const std::uint32_t self_;
+  const std::uint64_t reuse_bonus_;
+  const Alive alive_;
+  PinTable leases_, parents_, writing_;
 };
+
+template <class Visit>
+void Index::for_each_pin(LiveProcess::Pins LiveProcess::*pins, std::atomic<std::uint32_t> LiveProcess::*end,
+                         Visit visit) const {
+  const std::uint32_t processes = table_.header().processes_end.load();
+  for (std::uint32_t id = 0; id < processes; ++id) {
+    LiveProcess& process = table_.process(id);
+    if (process.owner.load() == 0) continue;
+    const std::uint32_t count = (process.*end).load();
+    bool checked = id == self_;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint64_t value = (process.*pins)[i].load();
+      if (value == 0) continue;
+      if (!checked && !alive_(id)) break;
+      checked = true;
+      visit(value);
+    }
+  }
+}
 
 }  // namespace tardis

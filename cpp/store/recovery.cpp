@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rebuilds the index from header tables alone.
+// Rebuilds the index: from the checkpoint for the segments that have not been written since, from header tables for the
+// others. Runs under the setup lock, when no other process uses the store.
 #include <algorithm>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "store/counters.h"
 #include "store/digest.h"
@@ -11,6 +13,8 @@
 
 namespace tardis {
 namespace {
+
+constexpr unsigned kMostLoaders = 8;
 
 Status erase_headers(Segment& segment, const std::vector<std::uint32_t>& slots) {
   if (slots.empty()) return {};
@@ -30,74 +34,151 @@ Status erase_headers(Segment& segment, const std::vector<std::uint32_t>& slots) 
 
 struct Store::Found {
   Claim claim;
-  SlotRef where;
+  GlobalSlot slot;
   bool dirty;     // its segment was being written when the store was last in use
+  bool suspect;   // or survived a crash earlier
   bool rejected;  // not believed: its payload or its digest table entry is of another object
 };
 
 Status Store::recover() {
+  const Checkpoint checkpoint = Checkpoint::load(folder_.checkpoint_path(), folder_.superblock().uuid);
+  if (const CheckpointHeader* h = checkpoint.header()) {
+    table_.header().next_generation.store(std::max<std::uint64_t>(1, h->next_generation));
+    table_.header().next_group.store(std::max<std::uint64_t>(1, h->next_group));
+    table_.header().clock.store(h->clock);
+  }
   std::vector<Found> found;
-  if (Status status = scan_segments(found); !status) return status;
+  if (Status status = load_segments(checkpoint, found); !status) return status;
   verify_unproven(found);
   publish_newest(found);
   return settle_segments(found);
 }
 
-Status Store::scan_segments(std::vector<Found>& found) {
+Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& found) {
   auto files = folder_.segment_files();
   if (!files) return files.error();
-  while (files->size() > max_segments()) {
+  while (!files->empty() && (files->size() > max_segments() || files->rbegin()->first >= max_segments())) {
     const auto last = std::prev(files->end());
     notes_.push_back("capacity is smaller than before: removed " + last->second);
     if (Status status = folder_.remove_segment(last->first); !status) return status;
     files->erase(last);
   }
   const StoreSuperblock& superblock = folder_.superblock();
+  std::vector<Segment*> known, unknown;  // to the checkpoint
+  std::map<std::uint32_t, SegmentImage> images;
   for (const auto& [id, path] : *files) {
-    auto loaded = Segment::load(*device_, path, id, superblock.uuid, superblock.segment_bytes);
+    if (Status status = table_.reserve_segment(id); !status) return status;
+    SegmentImage image;
+    auto loaded = Segment::load(*device_, live(id), path, id, superblock.uuid, superblock.segment_bytes, image);
     if (!loaded && loaded.error().code == Code::kNotFound) {
       if (Status status = folder_.remove_segment(id); !status) return status;
       continue;
     }
-    auto table = loaded ? (*loaded)->table() : Result<SegmentTable*>(loaded.error());
-    if (!table) {
-      unreadable_[id] = table.error().message;
-      notes_.push_back("segment left alone: " + table.error().message);
+    std::uint32_t end = table_.header().segments_end.load();
+    table_.header().segments_end.store(std::max(end, id + 1));
+    if (!loaded) {
+      live(id).state.store(SegmentState::kUnreadable);
+      notes_.push_back("segment left alone: " + loaded.error().message);
       continue;
     }
-    Segment& segment = **loaded;
-    adopt_segment(std::move(*loaded));
-    if (segment.truncated()) {
-      notes_.push_back(path + ": " + std::to_string(segment.file_bytes()) + " bytes instead of " +
+    if (Status status = table_.reserve_records(id, image.superblock.slots); !status) return status;
+    live(id).counts[static_cast<std::size_t>(SlotState::kFree)].store(image.superblock.slots);
+    live(id).state.store(SegmentState::kReady);
+    Segment* segment = adopt_segment(std::move(*loaded));
+    if (image.truncated()) {
+      notes_.push_back(path + ": " + std::to_string(image.file_bytes) + " bytes instead of " +
                        std::to_string(superblock.segment_bytes) + "; pages beyond its end are lost");
     }
-    // In a dirty or truncated segment a broken header is what a crash leaves: an ordinary free slot.
-    const bool whole = !segment.dirty() && !segment.suspect() && !segment.truncated();
-    const SegmentFacts facts{id, segment.epoch(), segment.geometry(), segment.file_bytes(), superblock.block_bytes};
-    for (std::uint32_t slot = 0; slot < facts.geometry.slots; ++slot) {
-      const SlotHeader& header = (*table)->header(slot);
-      const Belief belief = judge(header, slot, facts);
-      if (belief == Belief::kBad) counters_->recovered_rejected += 1;
-      if (belief == Belief::kQuarantined || (belief == Belief::kBad && whole)) {
-        set_state({id, slot}, SlotState::kQuarantined);
-      }
-      if (belief != Belief::kObject) continue;
-      const bool torn =
-          segment.dirty() && digest_root(ObjectGeometry::of(header), (*table)->digests(slot)) != header.root_digest;
-      found.push_back({{segment.file(), facts.geometry.slot_offset(slot), header}, {id, slot}, segment.dirty(), torn});
-    }
-    segment.drop_table();
+    const bool covered = !image.dirty() && !image.truncated() &&
+                         checkpoint.covers(id, image.superblock.epoch, image.superblock.write_sequence);
+    (covered ? known : unknown).push_back(segment);
+    images[id] = image;
   }
+  for (Segment* segment : load_checkpoint(checkpoint, known)) unknown.push_back(segment);
+  counters_->recovered_scanned += unknown.size();
+  for (Segment* segment : unknown) {
+    if (Status status = scan_segment(*segment, images[segment->id()], found); !status) {
+      live(segment->id()).state.store(SegmentState::kUnreadable);
+      notes_.push_back("segment left alone: " + status.error().message);
+    }
+  }
+  if (!unknown.empty()) children_known_ = false;
+  return {};
+}
+
+// Returns the segments of which it says nothing that could be believed.
+std::vector<Segment*> Store::load_checkpoint(const Checkpoint& checkpoint, const std::vector<Segment*>& segments) {
+  std::vector<NamespaceId> spaces;
+  for (const Fingerprint& fingerprint : checkpoint.namespaces()) {
+    auto id = intern(fingerprint);
+    if (!id) return segments;
+    spaces.push_back(*id);
+  }
+  std::vector<Segment*> refused;
+  std::mutex refused_mutex;
+  std::atomic<std::size_t> next{0};
+  const auto load = [&] {
+    for (std::size_t i = next.fetch_add(1); i < segments.size(); i = next.fetch_add(1)) {
+      const std::uint32_t id = segments[i]->id();
+      const auto entries = checkpoint.entries(id);
+      const bool fits = entries && std::all_of(entries->begin(), entries->end(), [&](const CheckpointEntry& entry) {
+                          return entry.slot < live(id).slots.load() && entry.space < spaces.size();
+                        });
+      if (!fits) {
+        const std::lock_guard lock(refused_mutex);
+        refused.push_back(segments[i]);
+        continue;
+      }
+      for (const CheckpointEntry& entry : *entries) {
+        index_.restore(index_.global({id, entry.slot}), entry, spaces[entry.space]);
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1u, kMostLoaders);
+  for (unsigned t = 1; t < count && t < segments.size(); ++t) threads.emplace_back(load);
+  load();
+  for (std::thread& thread : threads) thread.join();
+  index_.for_each([&](const IndexEntry&) { counters_->recovered_pages += 1; });
+  return refused;
+}
+
+Status Store::scan_segment(Segment& segment, const SegmentImage& image, std::vector<Found>& found) {
+  auto table = segment.table();
+  if (!table) return table.error();
+  // In a dirty or truncated segment a broken header is what a crash leaves: an ordinary free slot.
+  const bool whole = !image.dirty() && !image.suspect() && !image.truncated();
+  const SegmentFacts facts{segment.id(), image.superblock.epoch, image.geometry(), image.file_bytes,
+                           folder_.superblock().block_bytes};
+  for (std::uint32_t slot = 0; slot < facts.geometry.slots; ++slot) {
+    const SlotHeader& header = (*table)->header(slot);
+    const GlobalSlot global = index_.global({segment.id(), slot});
+    const Belief belief = judge(header, slot, facts);
+    if (belief == Belief::kBad) counters_->recovered_rejected += 1;
+    if (belief == Belief::kQuarantined || (belief == Belief::kBad && whole)) {
+      index_.change(global, Stamp(), Stamp(SlotState::kQuarantined, 0));
+    }
+    if (belief != Belief::kObject) continue;
+    const bool torn =
+        image.dirty() && digest_root(ObjectGeometry::of(header), (*table)->digests(slot)) != header.root_digest;
+    found.push_back({{segment.file(), facts.geometry.slot_offset(slot), header},
+                     global,
+                     image.dirty(),
+                     image.dirty() || image.suspect(),
+                     torn});
+  }
+  segment.drop_table();
   return {};
 }
 
 // Pages of groups that no header proves durable are believed only after their payload was read.
 void Store::verify_unproven(std::vector<Found>& found) {
-  for (const Found& one : found) durable_group_ = std::max(durable_group_, one.claim.header.last_durable_group);
-  std::vector<Claim> claims;
+  std::uint64_t durable = table_.header().next_group.load() - 1;
+  for (const Found& one : found) durable = std::max(durable, one.claim.header.last_durable_group);
+  std::vector<tardis::Claim> claims;
   std::vector<Found*> claimed;
   for (Found& one : found) {
-    if (one.rejected || !one.dirty || one.claim.header.flush_group <= durable_group_) continue;
+    if (one.rejected || !one.dirty || one.claim.header.flush_group <= durable) continue;
     claims.push_back(one.claim);
     claimed.push_back(&one);
   }
@@ -110,10 +191,11 @@ void Store::verify_unproven(std::vector<Found>& found) {
 }
 
 // The newest generation of a key wins; insertion goes from old to new, which is also the order of recency.
-void Store::publish_newest(const std::vector<Found>& found) {
+void Store::publish_newest(std::vector<Found>& found) {
+  std::atomic<std::uint64_t>& next_generation = table_.header().next_generation;
   std::vector<const Found*> order;
   for (const Found& one : found) {
-    next_generation_ = std::max(next_generation_, one.claim.header.generation + 1);
+    next_generation.store(std::max(next_generation.load(), one.claim.header.generation + 1));
     if (one.rejected) {
       counters_->recovered_rejected += 1;
     } else {
@@ -124,47 +206,101 @@ void Store::publish_newest(const std::vector<Found>& found) {
   std::sort(order.begin(), order.end(), [&](auto* a, auto* b) { return generation(a) < generation(b); });
   for (const Found* one : order) {
     const SlotHeader& header = one->claim.header;
-    const ObjectKey key{intern(header.fingerprint), header.key};
-    if (IndexEntry* older = index_.find(key)) unpublish(*older);
-    const Segment& owner = segment(one->where.segment);
-    IndexEntry& entry = index_.insert({.key = key,
-                                       .where = one->where,
-                                       .slot_class = owner.slot_class(),
-                                       .parent = header.parent,
-                                       .generation = header.generation,
-                                       .root = header.root_digest,
-                                       .payload_bytes = header.payload_bytes,
-                                       .suspect = (owner.dirty() || owner.suspect()) && !one->claim.verified});
-    slot(one->where).entry = &entry;
-    set_state(one->where, SlotState::kLive);
-    payload_bytes_ += header.payload_bytes;
+    const auto space = intern(header.fingerprint);
+    if (!space) continue;
+    if (const auto present = index_.find(*space, header.key)) {
+      if (present->stamp.generation() >= header.generation) continue;
+      index_.unpublish(*present);
+      counters_->recovered_pages -= 1;
+    }
+    const Stamp writing(SlotState::kWriting, header.generation);
+    index_.change(one->slot, index_.stamp(one->slot), writing);
+    const auto published = index_.publish({.slot = one->slot,
+                                           .stamp = writing,
+                                           .key = header.key,
+                                           .space = *space,
+                                           .payload_bytes = static_cast<std::uint32_t>(header.payload_bytes),
+                                           .root = header.root_digest,
+                                           .parent = header.parent},
+                                          one->suspect && !one->claim.verified, index_.tick(1));
+    if (published == Index::Published::kYes) counters_->recovered_pages += 1;
   }
-  counters_->recovered_pages += index_.size();
+  if (!children_known_) index_.count_children();
 }
 
 Status Store::settle_segments(const std::vector<Found>& found) {
   std::map<std::uint32_t, std::vector<std::uint32_t>> rejected;  // slots by segment
+  std::uint64_t last_group = table_.header().next_group.load() - 1;
   for (const Found& one : found) {
-    durable_group_ = std::max(durable_group_, one.claim.header.flush_group);
-    if (one.rejected) rejected[one.where.segment].push_back(one.where.slot);
+    last_group = std::max(last_group, one.claim.header.flush_group);
+    const SlotRef where = index_.where(one.slot);
+    if (one.rejected) rejected[where.segment].push_back(where.slot);
   }
-  for (const auto& [id, segment] : segments_) {
+  Status result;
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    Segment* segment = state == SegmentState::kReady ? opened_[id].load() : nullptr;
+    if (segment == nullptr || !result) return;
     const std::lock_guard io(segment->io_mutex());
-    if (segment->truncated()) {
-      if (Status status = segment->restore_length(); !status) return status;
+    auto length = device_->file_bytes(segment->file());
+    if (!length) {
+      result = length.error();
+      return;
     }
-    if (!segment->dirty()) continue;
+    const bool truncated = *length < folder_.superblock().segment_bytes;
+    if (truncated) result = segment->restore_length();
+    if (result && truncated) result = segment->rewrite_superblock();
+    if (!result || !segment->dirty()) return;
     notes_.push_back(segment->path() + ": was not closed; recovered");
     // Headers that were not believed go: later groups will be durable, and would vouch for these by their number.
-    Status status = erase_headers(*segment, rejected[id]);
+    result = erase_headers(*segment, rejected[id]);
     // What was just read may still be in the operating system's cache only.
-    if (status) status = segment->flush();
-    if (status) status = segment->set_flags(kSegmentDirty | kSegmentSuspect);
-    if (!status) return status;
+    if (result) result = segment->flush();
+    segment->live().flags.store(kSegmentDirty | kSegmentSuspect);
+    if (result) result = segment->rewrite_superblock();
+  });
+  table_.header().next_group.store(last_group + 1);
+  return result;
+}
+
+Status Store::save_checkpoint() {
+  const LiveHeader& h = table_.header();
+  std::uint64_t segments = 0, entries = 0;
+  for_each_segment([&](std::uint32_t id, SegmentState) {
+    ++segments;
+    entries += live(id).counts[static_cast<std::size_t>(SlotState::kLive)].load();
+  });
+  const StoreSuperblock& s = folder_.superblock();
+  // The old one goes only when the new one is in its place.
+  const std::uint64_t both =
+      2 * (entries * sizeof(CheckpointEntry) + segments * sizeof(CheckpointSegment)) + kMetadataBytes / 2;
+  if (segments * s.segment_bytes + both > s.capacity_bytes) {
+    return Error{Code::kNoSpace, "it does not fit in the capacity beside the segments"};
   }
-  group_->id = durable_group_ + 1;
-  finished_group_ = durable_group_;
-  return {};
+  CheckpointHeader header{};
+  header.store_uuid = folder_.superblock().uuid;
+  header.next_generation = h.next_generation.load();
+  header.next_group = h.next_group.load();
+  header.clock = h.clock.load();
+  std::vector<Fingerprint> namespaces;
+  for (NamespaceId id = 0; id < h.namespaces_end.load(); ++id) namespaces.push_back(table_.name_space(id).fingerprint);
+  std::uint32_t id = 0;
+  return tardis::write_checkpoint(folder_.path(), "index.checkpoint", header, namespaces,
+                                  [&](CheckpointSegment& segment, std::vector<CheckpointEntry>& entries) {
+                                    while (id < h.segments_end.load() && live(id).state.load() != SegmentState::kReady)
+                                      ++id;
+                                    if (id >= h.segments_end.load()) return false;
+                                    segment.segment = id;
+                                    segment.epoch = live(id).epoch.load();
+                                    segment.write_sequence = live(id).write_sequence.load();
+                                    for (std::uint32_t slot = 0; slot < live(id).slots.load(); ++slot) {
+                                      if (auto entry = index_.save(index_.global({id, slot}))) {
+                                        entry->slot = slot;
+                                        entries.push_back(*entry);
+                                      }
+                                    }
+                                    ++id;
+                                    return true;
+                                  });
 }
 
 }  // namespace tardis

@@ -12,17 +12,9 @@
 #include "base/aligned_buffer.h"
 #include "block/block_device.h"
 #include "store/format.h"
-#include "store/index.h"
+#include "store/live_layout.h"
 
 namespace tardis {
-
-enum class SlotState : std::uint8_t {
-  kFree,
-  kWriting,      // reserved by a ticket, invisible
-  kLive,         // has an index entry
-  kDying,        // unpublished, still read by a lease; becomes free when the last one ends
-  kQuarantined,  // failed its digest in a clean segment; never reused until verified or cleared
-};
 
 // Memory image of a segment's header and digest tables, so that a 4 KiB block is always written whole.
 class SegmentTable {
@@ -41,26 +33,38 @@ class SegmentTable {
   AlignedBuffer bytes_;
 };
 
+// What a file says of itself.
+struct SegmentImage {
+  SegmentSuperblock superblock{};
+  std::uint64_t file_bytes = 0;
+  SegmentGeometry geometry() const { return SegmentGeometry::of(superblock); }
+  bool dirty() const { return (superblock.flags & kSegmentDirty) != 0; }
+  bool suspect() const { return (superblock.flags & kSegmentSuspect) != 0; }
+  bool truncated() const { return file_bytes < superblock.segment_bytes; }
+};
+
+// A segment file as one process has it open. What processes must agree on is in its LiveSegment; offline tools use one
+// of their own.
 class Segment {
   struct Passkey {
     explicit Passkey() = default;
   };
 
  public:
-  Segment(Passkey, BlockDevice& device, std::string path, std::uint32_t id, FileId file);
-
-  struct Slot {
-    SlotState state = SlotState::kFree;
-    std::uint32_t leases = 0;
-    IndexEntry* entry = nullptr;
-  };
+  Segment(Passkey, BlockDevice& device, LiveSegment& live, std::string path, std::uint32_t id, FileId file,
+          const Uuid& store, std::uint64_t bytes);
 
   // Creates the file, reserves its blocks and makes a dirty superblock durable.
-  static Result<std::unique_ptr<Segment>> create(BlockDevice& device, const std::string& path, std::uint32_t id,
-                                                 const Uuid& store, std::uint64_t bytes, SlotClass slot_class);
-  // Opens and checks an existing file. Code::kNotFound: never used (all zero), safe to remove.
-  static Result<std::unique_ptr<Segment>> load(BlockDevice& device, const std::string& path, std::uint32_t id,
-                                               const Uuid& store, std::uint64_t bytes);
+  static Result<std::unique_ptr<Segment>> create(BlockDevice& device, LiveSegment& live, const std::string& path,
+                                                 std::uint32_t id, const Uuid& store, std::uint64_t bytes,
+                                                 SlotClass slot_class);
+  // Opens the file; its state is known already.
+  static Result<std::unique_ptr<Segment>> open(BlockDevice& device, LiveSegment& live, const std::string& path,
+                                               std::uint32_t id, const Uuid& store, std::uint64_t bytes);
+  // Opens and checks a file, and fills in `live`. Code::kNotFound: never used (all zero), safe to remove.
+  static Result<std::unique_ptr<Segment>> load(BlockDevice& device, LiveSegment& live, const std::string& path,
+                                               std::uint32_t id, const Uuid& store, std::uint64_t bytes,
+                                               SegmentImage& image);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -68,17 +72,21 @@ class Segment {
   std::uint32_t id() const { return id_; }
   FileId file() const { return file_; }
   const std::string& path() const { return path_; }
-  const SegmentGeometry& geometry() const { return geometry_; }
-  SlotClass slot_class() const { return {geometry_.slot_bytes, geometry_.digests_per_slot}; }
-  std::uint32_t epoch() const { return superblock_.epoch; }
-  bool dirty() const { return (superblock_.flags & kSegmentDirty) != 0; }
-  bool suspect() const { return (superblock_.flags & kSegmentSuspect) != 0; }
-  bool truncated() const { return truncated_; }
-  std::uint64_t file_bytes() const { return file_bytes_; }
+  LiveSegment& live() { return live_; }
+  SegmentGeometry geometry() const;
+  SlotClass slot_class() const { return {live_.slot_bytes.load(), live_.digests_per_slot.load()}; }
+  std::uint32_t epoch() const { return live_.epoch.load(); }
+  bool dirty() const { return (live_.flags.load() & kSegmentDirty) != 0; }
+  bool suspect() const { return (live_.flags.load() & kSegmentSuspect) != 0; }
+  std::uint64_t slot_offset(std::uint32_t slot) const {
+    return live_.payload_offset.load() + slot * live_.slot_bytes.load();
+  }
 
-  // The functions below do I/O; the caller holds io_mutex().
+  // The functions below do I/O; the caller holds io_mutex(), and its process holds the segment where they write.
   std::mutex& io_mutex() { return io_mutex_; }
+  Status make_dirty();                    // durable before it returns; no-op when already so
   Status set_flags(std::uint32_t flags);  // durable before it returns; no-op when already so
+  Status rewrite_superblock();            // so that no checkpoint written before holds
   Status reclass(SlotClass slot_class);   // every slot must be free: next epoch, empty tables
   Result<SegmentTable*> table();          // loads it if need be
   void drop_table() { table_.reset(); }
@@ -87,33 +95,28 @@ class Segment {
   Status flush() { return device_.flush(file_); }
   Status restore_length();  // gives a truncated file its blocks back
 
-  void adopt_class() { reset_slots(); }  // after reclass(), under the store's mutex
-
   std::uint64_t table_used_ns() const { return table_used_ns_.load(std::memory_order_relaxed); }
 
-  // Guarded by the store's mutex.
-  std::vector<Slot> slots;
-  std::uint32_t free_slots = 0;
-  std::uint32_t next_slot = 0;  // where the search for a free slot starts
-  std::uint32_t flush_failures = 0;
-  bool doubtful = false;  // a write or flush failed: some slot may not hold what its header says
-  bool reclassing = false;
+  // Of this process.
+  std::mutex claim_mutex;
+  std::uint32_t claims = 0;                       // calls that write in it; guarded by claim_mutex
+  bool alone = false;                             // and no other call may
+  std::atomic<std::uint32_t> flush_failures = 0;  // as this process saw them
 
  private:
-  Status write_superblock();
-  Status zero_tables();
-  void reset_slots();
+  Status write_superblock(std::uint32_t flags);
+  void adopt(SlotClass slot_class);
 
   BlockDevice& device_;
-  std::string path_;
-  std::uint32_t id_;
-  FileId file_;
-  SegmentSuperblock superblock_{};
-  SegmentGeometry geometry_;
-  bool truncated_ = false;
-  std::uint64_t file_bytes_ = 0;
+  LiveSegment& live_;
+  const std::string path_;
+  const std::uint32_t id_;
+  const FileId file_;
+  const Uuid store_;
+  const std::uint64_t bytes_;
   std::mutex io_mutex_;
   std::unique_ptr<SegmentTable> table_;
+  std::uint64_t table_version_ = 0;  // of live_ when table_ was read or written
   std::atomic<std::uint64_t> table_used_ns_{0};
 };
 

@@ -1,198 +1,299 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where objects go: free slots, then new segments up to the capacity, then eviction.
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <random>
+#include <thread>
 
+#include "base/clock.h"
 #include "store/counters.h"
 #include "store/store.h"
 
 namespace tardis {
+namespace {
 
-void Store::set_state(SlotRef where, SlotState next) {
-  Segment& owner = segment(where.segment);
-  Segment::Slot& s = owner.slots[where.slot];
-  if (s.state == SlotState::kFree) --owner.free_slots;
-  if (next == SlotState::kFree) ++owner.free_slots;
-  --slot_counts_[static_cast<std::size_t>(s.state)];
-  ++slot_counts_[static_cast<std::size_t>(next)];
-  s.state = next;
+// How long a set() waits for a segment when others write in all of them.
+constexpr std::uint64_t kBusyPatienceNs = 1'000'000'000;
+constexpr auto kBusyPause = std::chrono::microseconds(200);
+constexpr std::size_t kVictimsLookedAt = 32;
+
+std::uint32_t count_of(const LiveSegment& segment, SlotState state) {
+  return segment.counts[static_cast<std::size_t>(state)].load();
 }
 
-void Store::adopt_segment(std::unique_ptr<Segment> segment) {
-  slot_counts_[static_cast<std::size_t>(SlotState::kFree)] += segment->slots.size();
-  segments_[segment->id()] = std::move(segment);
-}
+}  // namespace
 
-void Store::release_slot(SlotRef where) {
-  slot(where).entry = nullptr;
-  set_state(where, slot(where).leases == 0 ? SlotState::kFree : SlotState::kDying);
-}
-
-void Store::end_lease(SlotRef where) {
-  Segment::Slot& s = slot(where);
-  if (--s.leases == 0 && s.state == SlotState::kDying) set_state(where, SlotState::kFree);
-}
-
-SlotRef Store::forget(IndexEntry& entry) {
-  const SlotRef where = entry.where;
-  payload_bytes_ -= entry.payload_bytes;
-  index_.erase(entry);
-  slot(where).entry = nullptr;
-  return where;
-}
-
-void Store::unpublish(IndexEntry& entry) { release_slot(forget(entry)); }
-
-void Store::quarantine(IndexEntry& entry) { set_state(forget(entry), SlotState::kQuarantined); }
-
-void Store::take_free(SlotClass slot_class, std::size_t need, std::vector<SlotRef>& out) {
-  for (auto& [id, segment] : segments_) {
-    if (segment->reclassing || segment->free_slots == 0 || segment->slot_class() != slot_class) continue;
-    const auto count = static_cast<std::uint32_t>(segment->slots.size());
-    // From where the last search ended, so that a batch gets consecutive slots.
-    for (std::uint32_t step = 0; step < count && segment->free_slots > 0 && out.size() < need; ++step) {
-      const std::uint32_t at = (segment->next_slot + step) % count;
-      if (segment->slots[at].state != SlotState::kFree) continue;
-      set_state({id, at}, SlotState::kWriting);
-      out.push_back({id, at});
+// Takes free slots of segments that this process holds or can hold, from where slots were found last: a batch gets
+// consecutive slots, and several processes end up in different segments.
+void Store::take_free(SlotClass slot_class, std::size_t need, Reservation& out) {
+  const std::uint32_t end = table_.header().segments_end.load();
+  const std::uint32_t start = last_segment_.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < end && out.slots.size() < need; ++i) {
+    const std::uint32_t id = (start + i) % end;
+    LiveSegment& s = live(id);
+    if (s.state.load() != SegmentState::kReady || index_.class_of(id) != slot_class) continue;
+    if (count_of(s, SlotState::kFree) + count_of(s, SlotState::kDying) == 0) continue;
+    Segment* owner = segment(id);
+    if (owner == nullptr) continue;
+    const bool held = std::find(out.held.begin(), out.held.end(), owner) != out.held.end();
+    if (!held && !claim(*owner)) {
+      out.busy = true;
+      continue;
     }
-    if (!out.empty() && out.back().segment == id) segment->next_slot = (out.back().slot + 1) % count;
-    if (out.size() == need) return;
+    const std::size_t before = out.slots.size();
+    const std::uint32_t count = s.slots.load(), from = s.next_slot.load();
+    // Looked at again: another process may have re-classed it before it was claimed.
+    const bool usable = s.state.load() == SegmentState::kReady && index_.class_of(id) == slot_class && count > 0;
+    for (std::uint32_t step = 0; usable && step < count && out.slots.size() < need; ++step) {
+      const std::uint32_t at = (from + step) % count;
+      const GlobalSlot slot = index_.global({id, at});
+      if (index_.stamp(slot).state() == SlotState::kDying) index_.settle(slot);
+      const Stamp free = index_.stamp(slot);
+      if (free.state() != SlotState::kFree) continue;
+      const std::uint64_t generation = table_.header().next_generation.fetch_add(1);
+      if (!index_.change(slot, free, Stamp(SlotState::kWriting, generation))) continue;
+      out.slots.push_back({slot, generation, owner});
+      s.next_slot.store((at + 1) % count);
+    }
+    if (out.slots.size() > before) {
+      last_segment_.store(id, std::memory_order_relaxed);
+      if (!held) out.held.push_back(owner);
+    } else if (!held) {
+      release(*owner);
+    }
   }
 }
 
-std::vector<SlotRef> Store::reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure) {
-  std::vector<SlotRef> out;
-  out.reserve(need);
+Store::Reservation Store::reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure) {
+  Reservation out;
+  const std::uint64_t give_up = monotonic_ns() + kBusyPatienceNs;
   while (true) {
-    {
-      const std::lock_guard lock(mutex_);
-      take_free(slot_class, need, out);
-    }
-    if (out.size() == need) return out;
+    out.busy = false;
+    take_free(slot_class, need, out);
+    if (out.slots.size() == need) return out;
     const Result<bool> grown = grow(slot_class);
     if (!grown) failure = grown.error();
     if (grown && *grown) continue;
     const Result<bool> converted = convert_segment(slot_class);
     if (!converted) failure = converted.error();
     if (converted && *converted) continue;
-    const std::lock_guard lock(mutex_);
-    if (evict(slot_class, need - out.size()) == 0) return out;
+    if (evict(slot_class, need - out.slots.size()) > 0) continue;
+    // What other processes hold may have free slots, and objects to evict. Who has something already does not wait: two
+    // that wait for each other would wait in vain.
+    if (!out.busy || !out.slots.empty() || monotonic_ns() >= give_up) return out;
+    std::this_thread::sleep_for(kBusyPause);
   }
 }
 
 Result<bool> Store::grow(SlotClass slot_class) {
   const std::lock_guard grow(grow_mutex_);
-  std::uint32_t id = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [known, segment] : segments_) {
-      if (!segment->reclassing && segment->slot_class() == slot_class && segment->free_slots > 0) return true;
+  const std::uint32_t end = table_.header().segments_end.load();
+  for (std::uint32_t id = 0; id < end; ++id) {  // another call may have been here
+    const LiveSegment& s = live(id);
+    const Owner holder = s.owner.load();
+    if (s.state.load() == SegmentState::kReady && index_.class_of(id) == slot_class &&
+        count_of(s, SlotState::kFree) > 0 && (holder == 0 || holder == owner_) && s.wanted.load() == 0) {
+      return true;
     }
-    if (segments_.size() + unreadable_.size() >= max_segments()) return false;
-    while (segments_.contains(id) || unreadable_.contains(id)) ++id;
+  }
+  std::uint32_t id = 0;
+  const std::uint32_t limit = max_segments();
+  for (; id < limit; ++id) {
+    if (Status status = id < end ? Status() : table_.reserve_segment(id); !status) return status.error();
+    LiveSegment& s = live(id);
+    if (s.state.load() != SegmentState::kNone) continue;
+    Owner holder = s.owner.load();
+    if (holder != 0 && owner_alive(holder)) continue;
+    if (!s.owner.compare_exchange_strong(holder, owner_)) continue;
+    if (s.state.load() == SegmentState::kNone) break;
+    s.owner.store(0);
+  }
+  if (id == limit) return false;
+  LiveSegment& s = live(id);
+  const auto give_back = [&](const Error& error) {
+    s.state.store(SegmentState::kNone);
+    s.owner.store(0);
+    return error;
+  };
+  s.state.store(SegmentState::kCreating);
+  std::uint32_t known = table_.header().segments_end.load();
+  while (known <= id && !table_.header().segments_end.compare_exchange_weak(known, id + 1)) {
   }
   auto free = folder_.free_bytes();
-  if (!free) return free.error();
+  if (!free) return give_back(free.error());
   const std::uint64_t bytes = folder_.superblock().segment_bytes;
   if (*free < bytes || *free - bytes < options_.free_space_floor) {
-    return Error{Code::kNoSpace, folder_.path() + ": " + human_bytes(*free) + " free; another segment of " +
-                                     human_bytes(bytes) + " would not leave free_space_floor (" +
-                                     human_bytes(options_.free_space_floor) +
-                                     "); free space there or lower free_space_floor"};
+    return give_back({Code::kNoSpace, folder_.path() + ": " + human_bytes(*free) + " free; another segment of " +
+                                          human_bytes(bytes) + " would not leave free_space_floor (" +
+                                          human_bytes(options_.free_space_floor) +
+                                          "); free space there or lower free_space_floor"});
   }
-  auto segment = Segment::create(*device_, folder_.segment_path(id), id, folder_.superblock().uuid, bytes, slot_class);
-  if (!segment) {
+  const SegmentGeometry geometry = SegmentGeometry::of(bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
+  if (Status status = table_.reserve_records(id, geometry.slots); !status) return give_back(status.error());
+  auto created =
+      Segment::create(*device_, s, folder_.segment_path(id), id, folder_.superblock().uuid, bytes, slot_class);
+  Status status = created ? folder_.sync_segments_folder() : Status(created.error());
+  if (!status) {
     (void)folder_.remove_segment(id);
-    return segment.error();
+    return give_back(status.error());
   }
-  if (Status status = folder_.sync_segments_folder(); !status) return status.error();
-  const std::lock_guard lock(mutex_);
-  adopt_segment(std::move(*segment));
+  adopt_segment(std::move(*created));
+  for (auto& count : s.counts) count.store(0);
+  s.counts[static_cast<std::size_t>(SlotState::kFree)].store(geometry.slots);
+  s.doubtful.store(0);
+  s.state.store(SegmentState::kReady);
+  s.owner.store(0);
   return true;
 }
 
 std::size_t Store::evict(SlotClass slot_class, std::size_t need) {
-  std::size_t freed = 0;
-  const auto unleased = [&](const IndexEntry& entry) { return slot(entry.where).leases == 0; };
-  while (freed < need) {
-    IndexEntry* entry = index_.coldest(slot_class, unleased);
-    if (entry == nullptr) break;
+  // A slot that becomes free in a segment that another process holds is of no use here.
+  const auto usable = [&](std::uint32_t id) {
+    const Owner holder = live(id).owner.load();
+    return holder == 0 || holder == owner_ || !owner_alive(holder);
+  };
+  return index_.evict(slot_class, need, usable, std::nullopt, [&](const IndexEntry& entry) {
     counters_->evicted_pages += 1;
-    counters_->evicted_bytes += entry->payload_bytes;
-    unpublish(*entry);
-    ++freed;
-  }
-  return freed;
+    counters_->evicted_bytes += entry.payload_bytes;
+  });
 }
 
 // A segment of another class to turn into this one: when this class has too little to evict from, or when the other
 // class holds the coldest object of the store. Null if there is none that can be drained now.
 Segment* Store::choose_victim(SlotClass slot_class) {
-  std::uint64_t own_coldest = std::numeric_limits<std::uint64_t>::max();
-  std::uint64_t other_coldest = std::numeric_limits<std::uint64_t>::max();
-  for (const auto& [other, score] : index_.coldest_by_class()) {
-    std::uint64_t& coldest = other == slot_class ? own_coldest : other_coldest;
-    coldest = std::min(coldest, score);
+  const std::vector<SlotClass> classes = index_.classes();
+  if (classes.empty() || (classes.size() == 1 && classes.front() == slot_class)) return nullptr;
+  std::vector<std::uint32_t> others;
+  std::optional<std::uint32_t> empty;
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    if (state != SegmentState::kReady || index_.class_of(id) == slot_class) return;
+    others.push_back(id);
+    if (!empty && count_of(live(id), SlotState::kFree) == live(id).slots.load()) empty = id;
+  });
+  if (empty) return segment(*empty);
+  constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+  const std::uint64_t own_coldest = index_.coldest(slot_class).value_or(kNone);
+  std::uint64_t other_coldest = kNone;
+  for (const SlotClass& other : classes) {
+    if (other != slot_class) other_coldest = std::min(other_coldest, index_.coldest(other).value_or(kNone));
   }
-  Segment* victim = nullptr;
-  std::uint64_t victim_score = std::numeric_limits<std::uint64_t>::max();
-  for (auto& [id, segment] : segments_) {
-    if (segment->reclassing || segment->slot_class() == slot_class) continue;
-    if (segment->free_slots == segment->slots.size()) return segment.get();
-    if (other_coldest >= own_coldest) continue;
+  if (other_coldest >= own_coldest) return nullptr;
+  std::minstd_rand random(static_cast<std::uint32_t>(monotonic_ns()));
+  if (others.size() > kVictimsLookedAt) {
+    std::shuffle(others.begin(), others.end(), random);
+    others.resize(kVictimsLookedAt);
+  }
+  const std::unordered_set<GlobalSlot> in_use = index_.leased();
+  std::optional<std::uint32_t> victim;
+  std::uint64_t victim_score = kNone;
+  for (const std::uint32_t id : others) {
     std::uint64_t hottest = 0;
-    bool idle = true;
-    for (const Segment::Slot& s : segment->slots) {
-      idle = idle && s.leases == 0 && (s.state == SlotState::kFree || s.state == SlotState::kLive);
-      if (s.entry != nullptr) hottest = std::max(hottest, s.entry->score);
-    }
+    bool idle = count_of(live(id), SlotState::kWriting) + count_of(live(id), SlotState::kDying) +
+                    count_of(live(id), SlotState::kQuarantined) ==
+                0;
+    index_.for_each_in(id, [&](const IndexEntry& entry) {
+      idle = idle && !in_use.contains(entry.slot);
+      hottest = std::max(hottest, index_.record(entry.slot).score.load(std::memory_order_relaxed));
+    });
     if (!idle || hottest >= victim_score) continue;
-    victim = segment.get();
+    victim = id;
     victim_score = hottest;
   }
-  return victim;
+  return victim ? segment(*victim) : nullptr;
+}
+
+// Everything in it is evicted, and what extends it. False: a slot is still read, or written.
+bool Store::drain(Segment& segment) {
+  std::vector<IndexEntry> doomed;
+  index_.for_each_in(segment.id(), [&](const IndexEntry& entry) { doomed.push_back(entry); });
+  // An extension without its prefix can never be reached: it goes too, unless somebody reads it just now.
+  const std::unordered_set<GlobalSlot> in_use = index_.leased();
+  if (!doomed.empty()) {
+    for (const IndexEntry& entry : index_.descendants(doomed)) {
+      if (!in_use.contains(entry.slot)) doomed.push_back(entry);
+    }
+  }
+  segment.live().state.store(SegmentState::kReclassing);  // nobody takes a slot of it from here on
+  for (const IndexEntry& entry : doomed) {
+    if (!index_.unpublish(entry)) continue;
+    counters_->evicted_pages += 1;
+    counters_->evicted_bytes += entry.payload_bytes;
+  }
+  for (std::uint32_t slot = 0; slot < segment.live().slots.load(); ++slot) {
+    const GlobalSlot global = index_.global({segment.id(), slot});
+    index_.settle(global);
+    if (index_.stamp(global).state() != SlotState::kFree) return false;
+  }
+  return true;
 }
 
 Result<bool> Store::convert_segment(SlotClass slot_class) {
   const std::lock_guard grow(grow_mutex_);
-  Segment* victim = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    victim = choose_victim(slot_class);
-    if (victim == nullptr) return false;
-    std::vector<IndexEntry*> doomed;
-    for (const Segment::Slot& s : victim->slots) {
-      if (s.entry != nullptr) doomed.push_back(s.entry);
-    }
-    // An extension without its prefix can never be reached: it goes too, unless somebody reads it just now.
-    for (IndexEntry* entry : index_.descendants(doomed)) {
-      if (slot(entry->where).leases == 0) doomed.push_back(entry);
-    }
-    for (IndexEntry* entry : doomed) {
-      counters_->evicted_pages += 1;
-      counters_->evicted_bytes += entry->payload_bytes;
-      unpublish(*entry);
-    }
-    victim->reclassing = true;
-    slot_counts_[static_cast<std::size_t>(SlotState::kFree)] -= victim->slots.size();
+  Segment* victim = choose_victim(slot_class);
+  if (victim == nullptr || !claim_alone(*victim)) return false;
+  LiveSegment& s = victim->live();
+  const SegmentGeometry geometry =
+      SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
+  Status status = table_.reserve_records(victim->id(), geometry.slots);
+  if (!status || s.state.load() != SegmentState::kReady || victim->slot_class() == slot_class || !drain(*victim)) {
+    SegmentState undone = SegmentState::kReclassing;
+    s.state.compare_exchange_strong(undone, SegmentState::kReady);
+    release(*victim);
+    if (!status) return status.error();
+    return false;
   }
-  Status status;
   {
     const std::lock_guard io(victim->io_mutex());
     status = victim->reclass(slot_class);
   }
-  const std::lock_guard lock(mutex_);
-  auto owner = segments_.extract(victim->id());
-  if (!status) {
-    unreadable_[owner.key()] = status.error().message;
-    retired_.push_back(std::move(owner.mapped()));  // an open flush group may still name it
-    return status.error();
+  if (status) {
+    for (std::uint32_t slot = 0; slot < geometry.slots; ++slot) {
+      SlotRecord& record = index_.record(index_.global({victim->id(), slot}));
+      record.stamp.store(Stamp(SlotState::kFree, Stamp(record.stamp.load()).generation()).word());
+    }
+    for (auto& count : s.counts) count.store(0);
+    s.counts[static_cast<std::size_t>(SlotState::kFree)].store(geometry.slots);
   }
-  victim->adopt_class();
-  victim->reclassing = false;
-  adopt_segment(std::move(owner.mapped()));
+  s.state.store(status ? SegmentState::kReady : SegmentState::kUnreadable);
+  release(*victim);
+  if (!status) return status.error();
   return true;
+}
+
+Result<std::uint64_t> Store::prune(std::uint64_t target_bytes, const std::optional<Fingerprint>& only) {
+  const Call call(*this);
+  if (!call) return Call::closed();
+  std::optional<NamespaceId> space;
+  if (only) {
+    space = find_namespace(*only);
+    if (!space) return std::uint64_t{0};
+  }
+  std::uint64_t bytes = table_.header().payload_bytes.load();
+  if (space) {
+    bytes = 0;
+    index_.for_each([&](const IndexEntry& entry) { bytes += entry.space == *space ? entry.payload_bytes : 0; });
+  }
+  std::uint64_t pages = 0;
+  bool progress = true;
+  while (bytes > target_bytes && progress) {
+    progress = false;
+    for (const SlotClass& slot_class : index_.classes()) {
+      if (bytes <= target_bytes) break;
+      const std::size_t batch =
+          std::clamp<std::uint64_t>((bytes - target_bytes) / std::max<std::uint64_t>(slot_class.slot_bytes, 1), 1, 256);
+      index_.evict(
+          slot_class, batch, [](std::uint32_t) { return true; }, space,
+          [&](const IndexEntry& entry) {
+            bytes -= std::min<std::uint64_t>(bytes, entry.payload_bytes);
+            counters_->evicted_pages += 1;
+            counters_->evicted_bytes += entry.payload_bytes;
+            ++pages;
+            progress = true;
+          });
+    }
+  }
+  return pages;
 }
 
 }  // namespace tardis

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/store.h"
 
+#include <fcntl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
@@ -88,6 +90,12 @@ Status match_settings(StoreFolder& folder, const StoreOptions& options, const Pa
                                              "; set direct_io to off or make a new store"};
   }
   if (options.capacity_bytes != 0 && options.capacity_bytes != s.capacity_bytes) {
+    if (folder.any_process_alive()) {
+      return Error{Code::kInvalidArgument,
+                   "capacity: the store at " + folder.path() + " is in use with " + std::to_string(s.capacity_bytes) +
+                       ", the configuration of this process says " + std::to_string(options.capacity_bytes) +
+                       "; all processes of a store share one capacity: give them the same, or leave it out"};
+    }
     if (options.capacity_bytes < s.segment_bytes + kMetadataBytes) {
       return Error{Code::kInvalidArgument, "capacity: expected at least one segment (" +
                                                human_bytes(s.segment_bytes + kMetadataBytes) + "), found " +
@@ -99,6 +107,37 @@ Status match_settings(StoreFolder& folder, const StoreOptions& options, const Pa
   return {};
 }
 
+// What checkpoints may take of the capacity, beyond kMetadataBytes.
+std::uint64_t checkpoint_share(const StoreSuperblock& s) {
+  return s.capacity_bytes < kGiB ? 0 : s.capacity_bytes / 512;
+}
+
+std::uint32_t segments_of(const StoreSuperblock& s) {
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(
+      (s.capacity_bytes - kMetadataBytes - checkpoint_share(s)) / s.segment_bytes, kMaxSegments));
+}
+
+// How many objects the index is made for: as many as the capacity holds of the size that was announced, or of the size
+// that the store has now.
+std::uint64_t expected_objects(const StoreFolder& folder, const StoreOptions& options) {
+  constexpr std::uint64_t kAssumedObjectBytes = 64 * 1024;
+  constexpr std::uint64_t kAtLeast = 64 * 1024;  // costs a megabyte
+  const StoreSuperblock& s = folder.superblock();
+  std::uint64_t objects =
+      s.capacity_bytes / (options.object_bytes_hint != 0 ? options.object_bytes_hint : kAssumedObjectBytes);
+  auto files = folder.segment_files();
+  objects = std::max(objects, kAtLeast);
+  if (!files || files->empty()) return objects;
+  std::uint64_t slots = 0;
+  for (const auto& [id, path] : *files) {
+    SegmentSuperblock segment;
+    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd || ::pread(fd.get(), &segment, sizeof segment, 0) != static_cast<ssize_t>(sizeof segment)) continue;
+    if (sealed(segment) && segment.slots <= s.segment_bytes / kSlotAlign) slots += segment.slots;
+  }
+  return std::max(objects, slots * std::max<std::uint64_t>(1, s.capacity_bytes / s.segment_bytes) / files->size());
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreOptions& options, bool create,
@@ -108,7 +147,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
     if (!create) return Error{Code::kNotFound, path + ": no tardis store here"};
     if (Status status = folder.create_folders(); !status) return status.error();
   }
-  if (Status status = folder.lock(); !status) return status.error();
+  if (Status status = folder.lock_setup(); !status) return status.error();
   // Only now: another process may just have made it.
   const bool fresh = !folder.has_superblock();
   if (!fresh) {
@@ -122,22 +161,60 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
       !status) {
     return status.error();
   }
-  auto store = std::make_unique<Store>(Passkey(), std::move(folder), options, std::move(*device));
-  allow_open_files(store->max_segments() + std::uint64_t{kFilesBesideSegments});
-  if (Status status = store->recover(); !status) return status.error();
+  const bool alone = !folder.any_process_alive();
+  auto identity = folder.live_identity();
+  if (!identity) return identity.error();
+  const StoreSuperblock& s = folder.superblock();
+  LiveSizes sizes{s.capacity_bytes, s.segment_bytes, segments_of(s), expected_objects(folder, options)};
+  auto table = alone ? LiveTable::create(options.live_folder, *identity, sizes)
+                     : LiveTable::attach(options.live_folder, *identity);
+  if (!table) return table.error();
+  if (alone) {
+    if (Status status = folder.write_live(table->file_id()); !status) return status.error();
+  } else {
+    if (Status status = folder.check_live(table->file_id()); !status) return status.error();
+    if (table->header().ready.load() == 0) {
+      return Error{Code::kBusy, "path " + path + ": a process died while it opened the store; start again"};
+    }
+  }
+  auto place = folder.lock_process();
+  if (!place) return place.error();
+  if (Status status = table->reserve_process(*place); !status) return status.error();
+  allow_open_files(sizes.max_segments + std::uint64_t{kFilesBesideSegments});
+  auto store =
+      std::make_unique<Store>(Passkey(), std::move(folder), options, std::move(*device), std::move(*table), *place);
+  if (Status status = store->join(); !status) return status.error();
+  if (alone) {
+    Status status = store->recover();
+    if (!status) {
+      store->table_.remove_file();
+      return status.error();
+    }
+    store->table_.header().ready.store(1);
+  }
+  store->folder_.unlock_setup();
   store->flusher_ = std::thread([raw = store.get()] { raw->flusher_main(); });
   return store;
 }
 
-Store::Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device)
+Store::Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device,
+             LiveTable table, std::uint32_t self)
     : folder_(std::move(folder)),
       options_(options),
       device_(std::move(device)),
       path_report_(device_->report()),
+      table_(std::move(table)),
+      self_(self),
       // One reuse is worth as many touches as a quarter of the store holds objects.
-      index_(std::max<std::uint64_t>(
-          64, folder_.superblock().capacity_bytes / std::max<std::uint64_t>(options.object_bytes_hint, 64 * 1024) / 4)),
-      counters_(std::make_unique<Counters>()) {}
+      index_(table_, self,
+             std::max<std::uint64_t>(64, folder_.superblock().capacity_bytes /
+                                             std::max<std::uint64_t>(options.object_bytes_hint, 64 * 1024) / 4),
+             [this](std::uint32_t place) { return place == self_ || folder_.process_alive(place); }),
+      opened_(std::make_unique<std::atomic<Segment*>[]>(table_.header().shape.max_segments)),
+      geometries_(std::make_unique<std::atomic<const ObjectGeometry*>[]>(kMaxNamespaces)),
+      counters_(std::make_unique<Counters>()) {
+  group_->serial = 1;
+}
 
 Store::~Store() {
   if (flusher_.joinable()) (void)close();
@@ -145,11 +222,10 @@ Store::~Store() {
 
 Status Store::close() {
   const std::lock_guard closing(close_mutex_);  // who comes second returns when the store is really released
-  {
-    std::unique_lock lock(calls_mutex_);
-    if (closed_) return {};
-    closed_ = true;
-    calls_done_.wait(lock, [&] { return calls_ == 0; });
+  if (closed_) return {};
+  closed_ = true;
+  for (std::uint64_t calls = calls_.fetch_or(kClosed) | kClosed; calls != kClosed; calls = calls_.load()) {
+    calls_.wait(calls);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -157,37 +233,98 @@ Status Store::close() {
     flusher_wake_.notify_all();
   }
   flusher_.join();  // it ends the open group first
-  Status result;
-  for (const auto& [id, segment] : segments_) {
-    const std::lock_guard io(segment->io_mutex());
-    if (!segment->dirty() && !segment->doubtful) continue;
-    Status status = segment->flush();
-    // A write that failed may have left bytes that fit no header: as after a crash, not as corruption of a whole
-    // segment.
-    const bool suspect = segment->suspect() || segment->doubtful;
-    if (status) status = segment->set_flags(suspect ? std::uint32_t{kSegmentSuspect} : 0u);
-    if (!status) result = status;
-  }
+  Status result = leave();
   if (flush_failures_ > flush_failures_told_) result = *flush_error_;
-  segments_.clear();
-  retired_.clear();  // these too hold files of the device
+  segments_.clear();  // these hold files of the device
   device_.reset();
   folder_.unlock();
   return result;
 }
 
-std::uint32_t Store::max_segments() const {
-  const StoreSuperblock& s = folder_.superblock();
-  return static_cast<std::uint32_t>(
-      std::min<std::uint64_t>((s.capacity_bytes - kMetadataBytes) / s.segment_bytes, UINT32_MAX));
+// The last process leaves segments that say they are whole, and a checkpoint.
+Status Store::leave() {
+  if (Status status = folder_.lock_setup(); !status) return status;
+  reap(0);
+  if (folder_.any_process_alive()) {
+    table_.process(self_).owner.store(0);
+    return {};
+  }
+  Status result;
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    if (state != SegmentState::kReady || (!(live(id).flags.load() & kSegmentDirty) && !live(id).doubtful.load()))
+      return;
+    std::optional<Error> why;
+    Segment* own = segment(id, &why);
+    Status status = own == nullptr ? Status(*why) : own->flush();
+    if (!status) {
+      result = status;
+      live(id).state.store(SegmentState::kUnreadable);  // stays dirty, and out of the checkpoint
+    }
+  });
+  Status status = save_checkpoint();
+  if (!status) {
+    notes_.push_back("no checkpoint: " + status.error().message);
+    if (Status removed = folder_.remove_checkpoint(); !removed) result = removed;
+  }
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    if (state != SegmentState::kReady) return;
+    LiveSegment& s = live(id);
+    // A write that failed may have left bytes that fit no header: as after a crash, not as corruption of a whole
+    // segment.
+    const bool suspect = (s.flags.load() & kSegmentSuspect) != 0 || s.doubtful.load() != 0;
+    const std::uint32_t flags = suspect ? std::uint32_t{kSegmentSuspect} : 0u;
+    if (s.flags.load() == flags) return;
+    Segment* own = segment(id);
+    Status status = own == nullptr ? Status() : own->set_flags(flags);
+    if (!status) result = status;
+  });
+  table_.remove_file();
+  return result;
 }
 
-NamespaceId Store::intern(const Fingerprint& fingerprint) {
-  const auto it = std::find_if(namespaces_.begin(), namespaces_.end(),
-                               [&](const Namespace& known) { return known.fingerprint == fingerprint; });
-  if (it != namespaces_.end()) return static_cast<NamespaceId>(it - namespaces_.begin());
-  namespaces_.push_back({fingerprint, std::nullopt});
-  return static_cast<NamespaceId>(namespaces_.size() - 1);
+std::uint32_t Store::max_segments() const { return segments_of(folder_.superblock()); }
+
+Segment* Store::segment(std::uint32_t id, std::optional<Error>* why) {
+  if (Segment* known = opened_[id].load(std::memory_order_acquire)) return known;
+  const std::lock_guard lock(open_mutex_);
+  if (Segment* known = opened_[id].load()) return known;
+  const StoreSuperblock& s = folder_.superblock();
+  auto opened = Segment::open(*device_, live(id), folder_.segment_path(id), id, s.uuid, s.segment_bytes);
+  if (!opened) {
+    if (why != nullptr) *why = opened.error();
+    return nullptr;
+  }
+  segments_.push_back(std::move(*opened));
+  opened_[id].store(segments_.back().get(), std::memory_order_release);
+  return segments_.back().get();
+}
+
+Segment* Store::adopt_segment(std::unique_ptr<Segment> segment) {
+  const std::lock_guard lock(open_mutex_);
+  segments_.push_back(std::move(segment));
+  Segment* own = segments_.back().get();
+  opened_[own->id()].store(own, std::memory_order_release);
+  return own;
+}
+
+std::optional<NamespaceId> Store::find_namespace(const Fingerprint& fingerprint) const {
+  const std::uint32_t end = table_.header().namespaces_end.load();
+  for (NamespaceId id = 0; id < end; ++id) {
+    if (table_.name_space(id).fingerprint == fingerprint) return id;
+  }
+  return std::nullopt;
+}
+
+Result<NamespaceId> Store::intern(const Fingerprint& fingerprint) {
+  if (const auto known = find_namespace(fingerprint)) return *known;
+  const std::uint32_t id = table_.header().namespaces_end.load();
+  if (id == kMaxNamespaces) {
+    return Error{Code::kNoSpace, folder_.path() + ": holds pages of " + std::to_string(id) +
+                                     " namespaces, which is the most; delete old ones (tardis rm --namespace)"};
+  }
+  table_.name_space(id).fingerprint = fingerprint;
+  table_.header().namespaces_end.store(id + 1);
+  return id;
 }
 
 Result<NamespaceId> Store::open_namespace(const Fingerprint& fingerprint, const std::string& description,
@@ -205,115 +342,50 @@ Result<NamespaceId> Store::open_namespace(const Fingerprint& fingerprint, const 
   const ObjectGeometry geometry = ObjectGeometry::of(parts, static_cast<std::uint32_t>(region_bytes.size()),
                                                      region_bytes.data(), folder_.superblock().block_bytes);
   const SlotClass slot_class = geometry.slot_class();
-  if (SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot)
-          .slots == 0) {
+  if (geometry.payload_bytes() > UINT32_MAX ||
+      SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot)
+              .slots == 0) {
     return Error{Code::kInvalidArgument,
                  "page of " + human_bytes(geometry.payload_bytes()) + ": does not fit a segment of " +
                      human_bytes(folder_.superblock().segment_bytes) + " (store at " + folder_.path() +
-                     "); use a smaller --page-size, or a new store with a larger capacity or segment_size"};
+                     "), or has 4 GiB or more; use a smaller --page-size, or a new store with a larger capacity or "
+                     "segment_size"};
   }
-  {
-    const std::lock_guard describe(describe_mutex_);
-    if (Status status = folder_.describe_namespace(fingerprint, description); !status) return status.error();
-  }
-  const std::lock_guard lock(mutex_);
-  const NamespaceId id = intern(fingerprint);
-  Namespace& space = namespaces_[id];
-  if (space.geometry && (space.geometry->parts != geometry.parts || space.geometry->regions != geometry.regions ||
-                         space.geometry->region_bytes != geometry.region_bytes)) {
+  const std::lock_guard describe(describe_mutex_);
+  if (Status status = folder_.lock_setup(); !status) return status.error();
+  Status status = folder_.describe_namespace(fingerprint, description);
+  Result<NamespaceId> id = status ? intern(fingerprint) : Result<NamespaceId>(status.error());
+  folder_.unlock_setup();
+  if (!id) return id;
+  if (const ObjectGeometry* known = geometries_[*id].load()) {
+    if (known->parts == geometry.parts && known->regions == geometry.regions &&
+        known->region_bytes == geometry.region_bytes) {
+      return id;
+    }
     return Error{Code::kInvalidArgument, "namespace " + hex(fingerprint.data(), fingerprint.size()) +
                                              ": opened before with another object layout"};
   }
-  space.geometry = geometry;
+  geometry_memory_.push_back(geometry);
+  geometries_[*id].store(&geometry_memory_.back());
   return id;
 }
 
-Result<ObjectGeometry> Store::geometry_of(NamespaceId space) {
-  const std::lock_guard lock(mutex_);
-  if (space >= namespaces_.size() || !namespaces_[space].geometry) {
+Result<const ObjectGeometry*> Store::geometry_of(NamespaceId space) const {
+  const ObjectGeometry* geometry = space < kMaxNamespaces ? geometries_[space].load() : nullptr;
+  if (geometry == nullptr) {
     return Error{Code::kInvalidArgument, "namespace handle " + std::to_string(space) + ": not opened"};
   }
-  return *namespaces_[space].geometry;
+  return geometry;
 }
 
 Result<std::size_t> Store::lookup(NamespaceId space, const Hash256* hashes, std::size_t n) {
   const Call call(*this);
   if (!call) return Call::closed();
-  std::size_t run = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    while (run < n && index_.find({space, hashes[run]}) != nullptr) ++run;
-  }
+  const std::size_t run = index_.run(space, hashes, n);
   counters_->lookups += 1;
   counters_->lookup_pages += n;
   counters_->lookup_hit_pages += run;
   return run;
-}
-
-Result<std::uint64_t> Store::clear(const std::optional<Fingerprint>& only) {
-  const Call call(*this);
-  if (!call) return Call::closed();
-  std::unique_lock turn(clear_turn_);
-  const std::unique_lock gate(clear_gate_);  // a page being stored must not appear after the headers were invalidated
-  turn.unlock();
-  std::uint64_t pages = 0;
-  std::vector<Segment*> segments;
-  {
-    const std::lock_guard lock(mutex_);
-    std::vector<IndexEntry*> doomed;
-    index_.for_each([&](IndexEntry& entry) {
-      if (!only || namespaces_[entry.key.space].fingerprint == *only) doomed.push_back(&entry);
-    });
-    pages = doomed.size();
-    for (IndexEntry* entry : doomed) unpublish(*entry);
-    for (const auto& [id, segment] : segments_) segments.push_back(segment.get());
-  }
-  // Evicted objects left headers that a rebuild would believe, so every header counts, not only published ones. A
-  // segment that fails does not keep the others from being emptied.
-  Status result;
-  for (Segment* segment : segments) {
-    const std::lock_guard io(segment->io_mutex());
-    auto table = segment->table();
-    if (!table) {
-      result = table.error();
-      continue;
-    }
-    std::set<std::uint64_t> blocks;
-    std::vector<std::uint32_t> released;
-    for (std::uint32_t slot = 0; slot < segment->geometry().slots; ++slot) {
-      SlotHeader& header = (*table)->header(slot);
-      if (all_zero(&header, sizeof header)) continue;
-      if (only && (!sealed(header) || header.fingerprint != *only)) continue;
-      header = {};
-      (*table)->blocks_of(slot, blocks);
-      released.push_back(slot);
-    }
-    if (blocks.empty()) continue;
-    const Status written = segment->write_table(blocks);
-    const Status flushed = segment->flush();
-    const std::lock_guard lock(mutex_);
-    if (!flushed) flush_failed(*segment, flushed.error());
-    if (!written || !flushed) {
-      result = written ? flushed : written;
-      segment->doubtful = true;
-      continue;
-    }
-    for (const std::uint32_t slot : released) {
-      Segment::Slot& s = segment->slots[slot];
-      if (s.state == SlotState::kQuarantined) release_slot({segment->id(), slot});
-    }
-  }
-  limit_cached_tables();
-  counters_->cleared_pages += pages;
-  if (!result) return result.error();
-  const std::lock_guard lock(mutex_);
-  if (!unreadable_.empty()) {
-    return Error{Code::kCorrupt, std::to_string(pages) + " pages deleted, but what is in " +
-                                     folder_.segment_path(unreadable_.begin()->first) +
-                                     " cannot be known: " + unreadable_.begin()->second +
-                                     "; delete that file by hand while the store is closed"};
-  }
-  return pages;
 }
 
 void Store::stats(tardis_stats& out) {
@@ -335,18 +407,28 @@ void Store::stats(tardis_stats& out) {
   out.bounced_bytes = io.bounced_bytes;
   const StoreSuperblock& s = folder_.superblock();
   out.capacity_bytes = s.capacity_bytes;
-  const std::lock_guard lock(mutex_);
-  out.segments = segments_.size();
-  out.segments_unreadable = unreadable_.size();
-  out.allocated_bytes = (segments_.size() + unreadable_.size()) * s.segment_bytes;
-  out.durable_group = durable_group_;
-  const auto count = [&](SlotState state) { return slot_counts_[static_cast<std::size_t>(state)]; };
-  out.slots_total = std::accumulate(slot_counts_.begin(), slot_counts_.end(), std::uint64_t{0});
-  out.slots_free = count(SlotState::kFree);
+  std::array<std::uint64_t, kSlotStates> counts{};
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    out.segments += state == SegmentState::kReady;
+    out.segments_unreadable += state == SegmentState::kUnreadable;
+    out.allocated_bytes += s.segment_bytes;
+    if (state != SegmentState::kReady) return;
+    out.slots_total += live(id).slots.load();
+    for (std::size_t i = 0; i < kSlotStates; ++i) counts[i] += live(id).counts[i].load();
+  });
+  const auto count = [&](SlotState state) { return counts[static_cast<std::size_t>(state)]; };
   out.slots_live = count(SlotState::kLive);
-  out.slots_writing = count(SlotState::kWriting) + count(SlotState::kDying);
+  out.slots_free = count(SlotState::kFree);
   out.slots_quarantined = count(SlotState::kQuarantined);
-  out.payload_bytes = payload_bytes_;
+  // The counts are read one after the other while slots change: what is left of the sum is on its way.
+  const std::uint64_t known = out.slots_live + out.slots_free + out.slots_quarantined;
+  out.slots_writing = out.slots_total - std::min(out.slots_total, known);
+  out.payload_bytes = table_.header().payload_bytes.load();
+  out.durable_group = durable_group();
+  out.index_bytes = table_.buckets() * sizeof(IndexBucket) + out.slots_total * sizeof(SlotRecord);
+  for (std::uint32_t place = 0; place < table_.header().processes_end.load(); ++place) {
+    out.processes += table_.process(place).owner.load() != 0;
+  }
 }
 
 std::string Store::path_report_json() const {

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The object store of one folder, used by one process: objects of fixed size in the slots of preallocated segments.
+// The object store of one folder, as one of the processes that use it sees it: objects of fixed size in the slots of
+// preallocated segments.
 //
-// Locks, in the order they may be taken together:
+// What processes share is in the LiveTable and needs no lock. A process writes slots and tables of a segment only while
+// it holds the segment (claims.cpp); readers hold nothing but leases.
+//
+// Locks of this process, in the order they may be taken together; lookup() and get() take none of them:
 //   close_mutex_  one close() at a time
 //   clear_turn_  taken only to enter the gate: a waiting clear() goes before later set() calls
 //   clear_gate_  shared by set(), exclusive in clear()
 //   grow_mutex_  one new or re-classed segment at a time
 //   Segment::io_mutex()  tables and superblock of one segment; held during I/O
-//   mutex_       index, slots, flush groups; never held during I/O
+//   mutex_       flush groups; never held during I/O
+//   Segment::claim_mutex, open_mutex_  taken alone
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,6 +30,7 @@
 
 #include "base/unique_fd.h"
 #include "block/block_device.h"
+#include "store/checkpoint.h"
 #include "store/folder.h"
 #include "store/format.h"
 #include "store/index.h"
@@ -44,6 +49,7 @@ struct StoreOptions {
   std::uint64_t flush_bytes = 256u << 20;
   std::uint32_t flush_milliseconds = 50;
   bool verify_reads = true;
+  std::string live_folder = "/dev/shm";  // a tmpfs, the same for every process of the store
 };
 
 class Store {
@@ -58,7 +64,8 @@ class Store {
       const std::string& folder, const BlockDeviceOptions& options, int keep_open_fd)>;
   static Result<std::unique_ptr<Store>> open(const std::string& folder, const StoreOptions& options, bool create,
                                              const DeviceFactory& make_device = open_block_device);
-  Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device);
+  Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device, LiveTable table,
+        std::uint32_t self);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
@@ -70,32 +77,39 @@ class Store {
              std::size_t n, std::uint8_t* ok);
   Status get(NamespaceId space, const Hash256* hashes, const std::uint64_t* pieces, std::size_t n, std::uint8_t* ok);
   Status flush();
-  Result<std::uint64_t> clear(const std::optional<Fingerprint>& only);
+  // What clear() and remove() delete; pages evicted earlier count too, since a rebuild would believe their headers.
+  struct Selection {
+    std::optional<Fingerprint> space;
+    Hash256 key{};                  // of which the first
+    std::uint32_t key_nibbles = 0;  // half bytes must agree
+    bool has(const Fingerprint& fingerprint, const Hash256& hash) const;
+  };
+  Result<std::uint64_t> remove(const Selection& selection);
+  Result<std::uint64_t> clear(const std::optional<Fingerprint>& only) { return remove({only, {}, 0}); }
+  // Evicts until no more than this many payload bytes are stored (of one namespace, or of all).
+  Result<std::uint64_t> prune(std::uint64_t target_bytes, const std::optional<Fingerprint>& only);
   Status close();
 
   void stats(tardis_stats& out);
   std::string path_report_json() const;
 
  private:
-  struct Namespace {
-    Fingerprint fingerprint{};
-    std::optional<ObjectGeometry> geometry;  // set by open_namespace
-  };
   struct Counters;
   struct Published {
-    ObjectKey key;
+    GlobalSlot slot;
     std::uint64_t generation;
     Segment* owner;
   };
   struct FlushGroup {
-    std::uint64_t id = 0;
+    std::uint64_t serial = 0;  // of this process
+    std::uint64_t id = 0;      // in headers, of the store; 0: nobody writes in it yet
     std::vector<Published> pages;
     std::uint64_t bytes = 0;
     std::uint64_t opened_ns = 0;
     std::uint32_t writers = 0;  // set() calls that still write headers of this group
   };
   struct Quarantine {
-    SlotRef where;
+    GlobalSlot slot;
     std::uint64_t generation;
   };
   // The arguments of one set(), as its steps see them.
@@ -105,67 +119,101 @@ class Store {
     const Hash256* parent_of_first;
     const std::uint64_t* pieces;
     std::size_t n;
-    ObjectGeometry geometry;
-    std::optional<Error> failure;  // why a page was not stored
+    const ObjectGeometry& geometry;
+    std::vector<bool> stored;                                // by page: it can be found ...
+    std::vector<bool> written;                               // ... because this call wrote it
+    std::optional<Error> failure;                            // why a page was not stored
+    std::vector<std::pair<std::size_t, std::size_t>> twins;  // pages given twice: the second and the first
 
     std::uint64_t parent_of(std::size_t i) const;
   };
   // A slot reserved for one object of a set() call.
   struct Ticket {
     std::size_t index;  // in the call
-    SlotRef where;
+    GlobalSlot slot;
     Segment* owner;
     std::uint64_t parent;
     std::uint64_t generation;
     std::uint32_t flush_failures;  // of the segment before anything was written
     bool failed = false;
   };
-  class Call;  // counts calls in flight, so that close() can wait for them
+  // Slots reserved for a set() call, and the segments held for it.
+  struct Reservation {
+    struct Slot {
+      GlobalSlot slot;
+      std::uint64_t generation;
+      Segment* owner;
+    };
+    std::vector<Slot> slots;
+    std::vector<Segment*> held;
+    bool busy = false;  // a segment with free slots was another process's
+  };
+  class Call;    // counts calls in flight, so that close() can wait for them
+  class Pinned;  // keys and parents of pages that a set() call writes
 
   // recovery.cpp: recover() and its steps
   struct Found;  // an object that a header tells of
   Status recover();
-  Status scan_segments(std::vector<Found>& found);
+  Status load_segments(const Checkpoint& checkpoint, std::vector<Found>& found);
+  std::vector<Segment*> load_checkpoint(const Checkpoint& checkpoint, const std::vector<Segment*>& segments);
+  Status scan_segment(Segment& segment, const SegmentImage& image, std::vector<Found>& found);
   void verify_unproven(std::vector<Found>& found);
-  void publish_newest(const std::vector<Found>& found);
+  void publish_newest(std::vector<Found>& found);
   Status settle_segments(const std::vector<Found>& found);
+  Status save_checkpoint();
+  Status leave();
+  // claims.cpp
+  Status join();            // registers this process in the table
+  void reap(Owner before);  // takes over what dead processes left
+  bool owner_alive(Owner owner) const;
+  bool claim(Segment& segment);
+  bool claim_alone(Segment& segment);  // also against other calls of this process
+  Status claim_waiting(Segment& segment);
+  void release(Segment& segment);
+  void settle_abandoned(std::uint32_t id);
+  void recount(std::uint32_t id);
+  std::uint64_t durable_group() const;
+  std::uint64_t begin_group();
   // space.cpp
   // `failure`: why fewer than asked were found, or why the store could not grow.
-  std::vector<SlotRef> reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure);
-  void take_free(SlotClass slot_class, std::size_t need, std::vector<SlotRef>& out);
+  Reservation reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure);
+  void take_free(SlotClass slot_class, std::size_t need, Reservation& out);
   Result<bool> grow(SlotClass slot_class);
   std::size_t evict(SlotClass slot_class, std::size_t need);
   Result<bool> convert_segment(SlotClass slot_class);
   Segment* choose_victim(SlotClass slot_class);
-  SlotRef forget(IndexEntry& entry);
-  void unpublish(IndexEntry& entry);   // its slot can be used again
-  void quarantine(IndexEntry& entry);  // its slot cannot
-  void release_slot(SlotRef where);    // free now, or when the last lease on it ends
-  void end_lease(SlotRef where);
+  bool drain(Segment& segment);
   std::uint32_t max_segments() const;
   // writer.cpp: the steps of set()
-  std::vector<std::size_t> choose_pages(const SetCall& set);
-  std::vector<Ticket> issue_tickets(SetCall& set, const std::vector<std::size_t>& wanted);
+  void store_pages(SetCall& set, const std::vector<std::size_t>& wanted);
+  void choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::vector<std::size_t>& elsewhere);
+  std::vector<std::size_t> still_missing(SetCall& set, const std::vector<std::size_t>& elsewhere);
+  std::vector<Ticket> issue_tickets(SetCall& set, const std::vector<std::size_t>& wanted, Reservation& reserved);
   void make_dirty(SetCall& set, std::vector<Ticket>& tickets);
   void write_payloads(SetCall& set, std::vector<Ticket>& tickets, Transfer& payload);
   void write_headers(SetCall& set, std::vector<Ticket>& tickets, const Transfer& payload, std::uint64_t group,
                      std::uint64_t durable);
   void publish(SetCall& set, std::vector<Ticket>& tickets, const Transfer& payload, FlushGroup& group);
-  void publish_page(const SetCall& set, const Ticket& ticket, std::uint64_t root, FlushGroup& group);
   // flusher.cpp
   void flusher_main();
   void flush_group(const FlushGroup& ended);
   void flush_failed(Segment& segment, const Error& error);
   void unpublish_page(const Published& page);
   void persist_quarantines(std::vector<Quarantine> pending);
+  void persist_quarantine(Segment& owner, std::uint32_t slot, std::uint64_t generation);
   void limit_cached_tables();
+  // erase.cpp
+  Result<bool> erase_in(Segment& segment, const Selection& selection, std::uint64_t& pages);
 
-  Segment& segment(std::uint32_t id) { return *segments_.at(id); }
-  void set_state(SlotRef where, SlotState next);
-  void adopt_segment(std::unique_ptr<Segment> segment);
-  Segment::Slot& slot(SlotRef where) { return segment(where.segment).slots[where.slot]; }
-  Result<ObjectGeometry> geometry_of(NamespaceId space);
-  NamespaceId intern(const Fingerprint& fingerprint);
+  // Opens the file if this process has not yet; null if that fails or there is no such segment.
+  Segment* segment(std::uint32_t id, std::optional<Error>* why = nullptr);
+  Segment* adopt_segment(std::unique_ptr<Segment> segment);
+  Result<const ObjectGeometry*> geometry_of(NamespaceId space) const;
+  std::optional<NamespaceId> find_namespace(const Fingerprint& fingerprint) const;
+  Result<NamespaceId> intern(const Fingerprint& fingerprint);  // under the setup lock
+  LiveSegment& live(std::uint32_t id) const { return table_.segment(id); }
+  template <class Visit>  // visit(id, state) of every segment there is
+  void for_each_segment(Visit visit) const;
 
   StoreFolder folder_;
   StoreOptions options_;
@@ -173,22 +221,27 @@ class Store {
   PathReport path_report_;
   std::vector<std::string> notes_;  // what recovery found, in readable lines; fixed after open()
 
-  std::mutex describe_mutex_;  // namespace texts; taken alone
+  LiveTable table_;
+  const std::uint32_t self_;  // this process's place
+  Owner owner_ = 0;           // and registration
+  Index index_;
+
+  std::unique_ptr<std::atomic<Segment*>[]> opened_;  // by id
+  std::mutex open_mutex_;
+  std::deque<std::unique_ptr<Segment>> segments_;  // behind opened_, and those that are of no use any more
+  std::atomic<std::uint32_t> last_segment_{0};     // where slots were found last
+  bool children_known_ = true;                     // during recovery: the checkpoint told of every segment
+
+  std::mutex describe_mutex_;  // namespaces; taken before the setup lock
+  std::deque<ObjectGeometry> geometry_memory_;
+  std::unique_ptr<std::atomic<const ObjectGeometry*>[]> geometries_;  // by namespace; null: not opened
+
   std::mutex clear_turn_;
   std::shared_mutex clear_gate_;
   std::mutex grow_mutex_;
 
   std::mutex mutex_;
-  Index index_;
-  std::map<std::uint32_t, std::unique_ptr<Segment>> segments_;
-  std::vector<std::unique_ptr<Segment>> retired_;    // failed while being re-classed; a flush group may still name them
-  std::map<std::uint32_t, std::string> unreadable_;  // segment id -> why; they keep their share of the capacity
-  std::array<std::uint64_t, 5> slot_counts_{};       // by SlotState
-  std::uint64_t payload_bytes_ = 0;                  // of published objects
-  std::vector<Namespace> namespaces_;
-  std::uint64_t next_generation_ = 1;
-  std::uint64_t durable_group_ = 0;
-  std::uint64_t finished_group_ = 0;                                    // durable or failed
+  std::uint64_t finished_group_ = 0;                                    // serial; durable or failed
   std::shared_ptr<FlushGroup> group_ = std::make_shared<FlushGroup>();  // the open one
   std::shared_ptr<FlushGroup> ended_;                                   // the one being made durable, or null
   std::uint64_t flush_wanted_ = 0;                                      // groups up to this one must end now
@@ -203,12 +256,20 @@ class Store {
   std::thread flusher_;
 
   std::mutex close_mutex_;
-  std::mutex calls_mutex_;
-  std::condition_variable calls_done_;
-  std::uint64_t calls_ = 0;
-  bool closed_ = false;
+  std::atomic<std::uint64_t> calls_{0};  // in flight, and kClosed
+  static constexpr std::uint64_t kClosed = std::uint64_t{1} << 63;
+  bool closed_ = false;  // guarded by close_mutex_
 
   std::unique_ptr<Counters> counters_;
 };
+
+template <class Visit>
+void Store::for_each_segment(Visit visit) const {
+  const std::uint32_t end = table_.header().segments_end.load();
+  for (std::uint32_t id = 0; id < end; ++id) {
+    const SegmentState state = live(id).state.load();
+    if (state != SegmentState::kNone) visit(id, state);
+  }
+}
 
 }  // namespace tardis

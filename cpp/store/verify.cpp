@@ -13,7 +13,9 @@ namespace {
 constexpr std::size_t kMaxProblems = 1000;
 
 struct Checked {
+  std::unique_ptr<LiveSegment> live;
   std::unique_ptr<Segment> segment;
+  SegmentImage image;
   std::vector<Claim> claims;
   std::vector<std::uint32_t> slots;  // of the claims
   std::vector<std::uint32_t> bad_headers;
@@ -64,7 +66,9 @@ Status Verification::scan() {
   auto files = folder_.segment_files();
   if (!files) return files.error();
   for (const auto& [id, file] : *files) {
-    auto segment = Segment::load(device_, file, id, store.uuid, store.segment_bytes);
+    auto live = std::make_unique<LiveSegment>();
+    SegmentImage image;
+    auto segment = Segment::load(device_, *live, file, id, store.uuid, store.segment_bytes, image);
     if (!segment && segment.error().code == Code::kNotFound) continue;
     Result<SegmentTable*> table = segment ? (*segment)->table() : Result<SegmentTable*>(segment.error());
     if (!table) {
@@ -72,14 +76,15 @@ Status Verification::scan() {
       problem(table.error().message);
       continue;
     }
-    Checked checked{std::move(*segment), {}, {}, {}, {}};
+    Checked checked{std::move(live), std::move(*segment), image, {}, {}, {}, {}};
     Segment& s = *checked.segment;
     ++result_.report.segments;
     result_.report.slots += s.geometry().slots;
-    if (s.truncated()) {
-      problem(file + ": " + std::to_string(s.file_bytes()) + " bytes, expected " + std::to_string(store.segment_bytes));
+    if (image.truncated()) {
+      problem(file + ": " + std::to_string(image.file_bytes) + " bytes, expected " +
+              std::to_string(store.segment_bytes));
     }
-    const SegmentFacts facts{id, s.epoch(), s.geometry(), s.file_bytes(), store.block_bytes};
+    const SegmentFacts facts{id, s.epoch(), s.geometry(), image.file_bytes, store.block_bytes};
     for (std::uint32_t slot = 0; slot < s.geometry().slots; ++slot) scan_slot(checked, **table, slot, facts);
     s.drop_table();
     segments_.push_back(std::move(checked));
@@ -178,6 +183,8 @@ Status repair_segment(Checked& checked) {
 }
 
 Status Verification::repair() {
+  // It tells of headers as they were.
+  if (Status status = folder_.remove_checkpoint(); !status) return status;
   for (Checked& checked : segments_) {
     if (Status status = repair_segment(checked); !status) return status;
   }
@@ -189,7 +196,7 @@ Status Verification::repair() {
 Result<VerifyResult> verify_store(const std::string& path, bool repair, const Progress& progress) {
   StoreFolder folder(path);
   if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
-  if (Status status = folder.lock(); !status) return status.error();
+  if (Status status = folder.lock_alone(); !status) return status.error();
   if (Status status = folder.read_superblock(); !status) return status.error();
   auto device = open_block_device(path, {}, folder.lock_fd());
   if (!device) return device.error();

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "base/clock.h"
 #include "store/counters.h"
@@ -9,6 +11,10 @@
 
 namespace tardis {
 namespace {
+
+// How long a set() waits for another process to finish pages that both were given, before it writes them itself.
+constexpr std::uint64_t kElsewherePatienceNs = 2'000'000'000;
+constexpr auto kElsewherePause = std::chrono::microseconds(200);
 
 // Tickets are in prefix order: once one fails, the pages after it could not be reached and fail too.
 template <class Tickets>
@@ -23,6 +29,27 @@ std::size_t first_failed(const Tickets& tickets) {
 }
 
 }  // namespace
+
+// Until the pages are published: their parents are not evicted, and other processes do not write the same pages.
+class Store::Pinned {
+ public:
+  explicit Pinned(Index& index) : index_(index) {}
+  ~Pinned() {
+    for (const std::uint32_t pin : parents_) index_.parents().remove(pin);
+    for (const std::uint32_t pin : writing_) index_.writing().remove(pin);
+  }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+
+  void add(std::uint64_t key, std::uint64_t parent) {
+    writing_.push_back(index_.writing().add(key));
+    if (parent != 0) parents_.push_back(index_.parents().add(parent));
+  }
+
+ private:
+  Index& index_;
+  std::vector<std::uint32_t> parents_, writing_;
+};
 
 std::uint64_t Store::SetCall::parent_of(std::size_t i) const {
   const Hash256* parent = i > 0 ? &hashes[i - 1] : parent_of_first;
@@ -41,74 +68,114 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
   const std::shared_lock gate(clear_gate_);
   turn.unlock();
 
-  SetCall set{space, hashes, parent_of_first, pieces, n, *geometry, {}};
-  const std::vector<std::size_t> wanted = choose_pages(set);
-  std::vector<Ticket> tickets = issue_tickets(set, wanted);
-  if (!tickets.empty()) {
-    Transfer payload(*device_, IoRequest::Op::kWrite);
-    make_dirty(set, tickets);
-    write_payloads(set, tickets, payload);
-    std::shared_ptr<FlushGroup> group;
-    std::uint64_t durable = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      group = group_;
-      ++group->writers;  // the group is not flushed before these headers are written and published
-      durable = durable_group_;
-    }
-    write_headers(set, tickets, payload, group->id, durable);
-    publish(set, tickets, payload, *group);
+  SetCall set{space, hashes, parent_of_first, pieces, n, **geometry, std::vector<bool>(n), std::vector<bool>(n),
+              {},    {}};
+  std::vector<std::size_t> wanted, elsewhere;
+  choose_pages(set, wanted, elsewhere);
+  store_pages(set, wanted);
+  if (!elsewhere.empty() && !set.failure) store_pages(set, still_missing(set, elsewhere));
+  for (const auto& [twin, first] : set.twins) set.stored[twin] = set.stored[first];
+  // An extension that was there before its prefix was stored anew.
+  for (std::size_t i = 1; i < n; ++i) {
+    if (set.written[i - 1] && set.stored[i] && !set.written[i]) index_.adopt(space, short_key(hashes[i - 1]));
   }
   limit_cached_tables();
 
-  const std::size_t stored = first_failed(tickets);  // then the pages from `end` on are not
-  const std::size_t end = stored < wanted.size() ? wanted[stored] : n;
+  const auto end =
+      static_cast<std::size_t>(std::find(set.stored.begin(), set.stored.end(), false) - set.stored.begin());
   std::fill(ok, ok + end, std::uint8_t{1});
   counters_->set_calls += 1;
   counters_->set_pages += n;
-  counters_->set_pages_present += n - wanted.size();
-  counters_->set_pages_written += stored;
-  counters_->set_pages_failed += tickets.size() - stored;
-  counters_->set_pages_dropped += tickets.size() < wanted.size() ? n - wanted[tickets.size()] : 0;
-  counters_->set_bytes += stored * geometry->payload_bytes();
   counters_->set_nanoseconds += monotonic_ns() - started;
   if (end == n) return {};
   return set.failure ? *set.failure : Error{Code::kInternal, "a page was not stored for an unknown reason"};
 }
 
-// The pages to be written, in the order of the call; their parents are held against eviction.
-std::vector<std::size_t> Store::choose_pages(const SetCall& set) {
-  std::vector<std::size_t> wanted;
-  std::set<Hash256> in_call;
-  const std::lock_guard lock(mutex_);
+// The pages to be written, in the order of the call; and those that another process writes just now.
+void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::vector<std::size_t>& elsewhere) {
+  std::map<Hash256, std::size_t> in_call;
+  const std::uint64_t now = index_.tick(set.n);
+  std::uint64_t present = 0;
   for (std::size_t i = 0; i < set.n; ++i) {
-    IndexEntry* entry = index_.find({set.space, set.hashes[i]});
-    if (entry != nullptr) index_.touch(*entry, /*reuse=*/false);
+    const auto entry = index_.find(set.space, set.hashes[i]);
+    if (entry) index_.touch(*entry, now + i, /*reuse=*/false);
     // What a crash may have torn is not taken for stored: the caller may flush and rely on it. The bytes are at hand.
-    if (entry != nullptr && !entry->suspect) continue;
-    if (!in_call.insert(set.hashes[i]).second) continue;  // given twice, the second needs no slot of its own
-    wanted.push_back(i);
-    index_.hold_parent(set.space, set.parent_of(i));
+    if (entry && !entry->stamp.suspect()) {
+      set.stored[i] = true;
+      ++present;
+      continue;
+    }
+    const auto [first, fresh] = in_call.try_emplace(set.hashes[i], i);
+    if (!fresh) {  // given twice, the second needs no slot of its own
+      set.twins.emplace_back(i, first->second);
+      ++present;
+      continue;
+    }
+    (index_.written_elsewhere(short_key(set.hashes[i])) ? elsewhere : wanted).push_back(i);
   }
-  return wanted;
+  counters_->set_pages_present += present;
+}
+
+// Of pages that another process was writing: those that it has not stored, or not in time.
+std::vector<std::size_t> Store::still_missing(SetCall& set, const std::vector<std::size_t>& elsewhere) {
+  const std::uint64_t give_up = monotonic_ns() + kElsewherePatienceNs;
+  std::vector<std::size_t> missing;
+  for (const std::size_t i : elsewhere) {
+    while (index_.written_elsewhere(short_key(set.hashes[i])) && monotonic_ns() < give_up) {
+      std::this_thread::sleep_for(kElsewherePause);
+    }
+    set.stored[i] = index_.find(set.space, set.hashes[i]).has_value();
+    if (!set.stored[i]) missing.push_back(i);
+  }
+  counters_->set_pages_present += elsewhere.size() - missing.size();
+  return missing;
+}
+
+void Store::store_pages(SetCall& set, const std::vector<std::size_t>& wanted) {
+  if (wanted.empty()) return;
+  Pinned pinned(index_);
+  for (const std::size_t i : wanted) pinned.add(short_key(set.hashes[i]), set.parent_of(i));
+  Reservation reserved = reserve(set.geometry.slot_class(), wanted.size(), set.failure);
+  std::vector<Ticket> tickets = issue_tickets(set, wanted, reserved);
+  if (!tickets.empty()) {
+    Transfer payload(*device_, IoRequest::Op::kWrite);
+    make_dirty(set, tickets);
+    write_payloads(set, tickets, payload);
+    std::shared_ptr<FlushGroup> group;
+    {
+      const std::lock_guard lock(mutex_);
+      group = group_;
+      if (group->id == 0) group->id = begin_group();
+      ++group->writers;  // the group is not flushed before these headers are written and published
+    }
+    write_headers(set, tickets, payload, group->id, durable_group());
+    publish(set, tickets, payload, *group);
+  }
+  for (Segment* held : reserved.held) release(*held);
+  const std::size_t stored = first_failed(tickets);
+  for (std::size_t k = 0; k < stored; ++k) set.stored[wanted[k]] = true;
+  counters_->set_pages_written += stored;
+  counters_->set_pages_failed += tickets.size() - stored;
+  counters_->set_pages_dropped += tickets.size() < wanted.size() ? set.n - wanted[tickets.size()] : 0;
+  counters_->set_bytes += stored * set.geometry.payload_bytes();
 }
 
 // A slot for each wanted page, or for as many of the first as there are.
-std::vector<Store::Ticket> Store::issue_tickets(SetCall& set, const std::vector<std::size_t>& wanted) {
-  const std::vector<SlotRef> slots = reserve(set.geometry.slot_class(), wanted.size(), set.failure);
+std::vector<Store::Ticket> Store::issue_tickets(SetCall& set, const std::vector<std::size_t>& wanted,
+                                                Reservation& reserved) {
+  // In the order in which they lie on the device, so that neighbours among pages are neighbours there.
   std::vector<Ticket> tickets;
-  const std::lock_guard lock(mutex_);
-  for (std::size_t k = 0; k < slots.size(); ++k) {
-    Segment& owner = segment(slots[k].segment);
-    tickets.push_back(
-        {wanted[k], slots[k], &owner, set.parent_of(wanted[k]), next_generation_++, owner.flush_failures});
+  for (std::size_t k = 0; k < reserved.slots.size(); ++k) {
+    const Reservation::Slot& slot = reserved.slots[k];
+    tickets.push_back({wanted[k], slot.slot, slot.owner, set.parent_of(wanted[k]), slot.generation,
+                       slot.owner->flush_failures.load()});
   }
-  for (std::size_t k = slots.size(); k < wanted.size(); ++k) {
-    index_.release_parent(set.space, set.parent_of(wanted[k]));
-  }
-  if (slots.size() < wanted.size() && !set.failure) {
-    set.failure = Error{Code::kNoSpace, "no slot free: capacity " + human_bytes(folder_.superblock().capacity_bytes) +
-                                            " of " + folder_.path() + " is held by pages in use"};
+  if (reserved.slots.size() < wanted.size() && !set.failure) {
+    set.failure =
+        reserved.busy
+            ? Error{Code::kBusy, folder_.path() + ": other processes write in every segment that has room"}
+            : Error{Code::kNoSpace, "no slot free: capacity " + human_bytes(folder_.superblock().capacity_bytes) +
+                                        " of " + folder_.path() + " is held by pages in use"};
   }
   return tickets;
 }
@@ -116,7 +183,7 @@ std::vector<Store::Ticket> Store::issue_tickets(SetCall& set, const std::vector<
 void Store::write_payloads(SetCall& set, std::vector<Ticket>& tickets, Transfer& payload) {
   for (const Ticket& ticket : tickets) {
     if (ticket.failed) break;
-    payload.add(ticket.owner->file(), ticket.owner->geometry().slot_offset(ticket.where.slot), set.geometry,
+    payload.add(ticket.owner->file(), ticket.owner->slot_offset(index_.where(ticket.slot).slot), set.geometry,
                 set.pieces + ticket.index * set.geometry.pieces());
   }
   if (payload.size() > 0) payload.run(/*digests=*/true);
@@ -135,42 +202,39 @@ void Store::publish(SetCall& set, std::vector<Ticket>& tickets, const Transfer& 
     set.failure = *flush_error_;
     fail_from(tickets, k);
   }
+  const std::uint64_t now = index_.tick(tickets.size());
   for (std::size_t k = 0; k < tickets.size(); ++k) {
-    if (tickets[k].failed) {
-      tickets[k].owner->doubtful = true;
-      release_slot(tickets[k].where);
-    } else {
-      publish_page(set, tickets[k], payload.root(k), group);
+    const Ticket& ticket = tickets[k];
+    const Stamp writing(SlotState::kWriting, ticket.generation);
+    if (ticket.failed) {
+      ticket.owner->live().doubtful.store(1);
+      index_.change(ticket.slot, writing, writing.with(SlotState::kFree));
+      continue;
     }
-    index_.release_parent(set.space, tickets[k].parent);
+    const auto published = index_.publish({.slot = ticket.slot,
+                                           .stamp = writing,
+                                           .key = set.hashes[ticket.index],
+                                           .space = set.space,
+                                           .payload_bytes = static_cast<std::uint32_t>(set.geometry.payload_bytes()),
+                                           .root = payload.root(k),
+                                           .parent = ticket.parent},
+                                          /*suspect=*/false, now + k);
+    if (published == Index::Published::kFull) {
+      set.failure = Error{Code::kNoSpace,
+                          "the shared index has no room for this page; open the store with a smaller "
+                          "object_bytes_hint, or in one process, to have it made larger"};
+      fail_from(tickets, k);
+      continue;
+    }
+    if (published == Index::Published::kDuplicate) continue;  // another call stored it meanwhile
+    set.written[ticket.index] = true;
+    if (group.pages.empty()) group.opened_ns = monotonic_ns();
+    group.pages.push_back({ticket.slot, ticket.generation, ticket.owner});
+    group.bytes += set.geometry.stored_bytes();
   }
   --group.writers;
   writers_done_.notify_all();
   flusher_wake_.notify_all();
-}
-
-void Store::publish_page(const SetCall& set, const Ticket& ticket, std::uint64_t root, FlushGroup& group) {
-  const ObjectKey key{set.space, set.hashes[ticket.index]};
-  if (IndexEntry* present = index_.find(key)) {
-    if (!present->suspect) {  // another call stored it meanwhile
-      release_slot(ticket.where);
-      return;
-    }
-    unpublish(*present);
-  }
-  IndexEntry& entry = index_.insert({.key = key,
-                                     .where = ticket.where,
-                                     .slot_class = set.geometry.slot_class(),
-                                     .parent = ticket.parent,
-                                     .generation = ticket.generation,
-                                     .root = root,
-                                     .payload_bytes = set.geometry.payload_bytes()});
-  slot(ticket.where).entry = &entry;
-  set_state(ticket.where, SlotState::kLive);
-  payload_bytes_ += entry.payload_bytes;
-  if (group.pages.empty()) group.opened_ns = monotonic_ns();
-  group.pages.push_back({key, ticket.generation, ticket.owner});
-  group.bytes += set.geometry.stored_bytes();
 }
 
 void Store::make_dirty(SetCall& set, std::vector<Ticket>& tickets) {
@@ -179,8 +243,7 @@ void Store::make_dirty(SetCall& set, std::vector<Ticket>& tickets) {
     Segment& owner = *tickets[k].owner;
     if (!done.insert(&owner).second) continue;
     const std::lock_guard io(owner.io_mutex());
-    const std::uint32_t flags = kSegmentDirty | (owner.suspect() ? kSegmentSuspect : 0u);
-    if (Status status = owner.set_flags(flags); !status) {
+    if (Status status = owner.make_dirty(); !status) {
       set.failure = status.error();
       fail_from(tickets, k);
       return;
@@ -191,16 +254,15 @@ void Store::make_dirty(SetCall& set, std::vector<Ticket>& tickets) {
 void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Transfer& payload, std::uint64_t group,
                           std::uint64_t durable) {
   const ObjectGeometry& geometry = set.geometry;
-  Fingerprint fingerprint;
-  {
-    const std::lock_guard lock(mutex_);
-    fingerprint = namespaces_[set.space].fingerprint;
+  const Fingerprint fingerprint = table_.name_space(set.space).fingerprint;
+  std::map<std::uint32_t, std::vector<std::size_t>> by_segment;
+  for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k) {
+    by_segment[tickets[k].owner->id()].push_back(k);
   }
-  std::map<Segment*, std::vector<std::size_t>> by_segment;
-  for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k) by_segment[tickets[k].owner].push_back(k);
-  for (const auto& [owner, own] : by_segment) {
-    const std::lock_guard io(owner->io_mutex());
-    auto table = owner->table();
+  for (const auto& [id, own] : by_segment) {
+    Segment& owner = *tickets[own.front()].owner;
+    const std::lock_guard io(owner.io_mutex());
+    auto table = owner.table();
     if (!table) {
       set.failure = table.error();
       fail_from(tickets, own.front());
@@ -209,6 +271,7 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
     std::set<std::uint64_t> blocks;
     for (const std::size_t k : own) {
       const Ticket& ticket = tickets[k];
+      const std::uint32_t slot = index_.where(ticket.slot).slot;
       SlotHeader header{};
       header.magic = SlotHeader::kMagic;
       header.format_version = kFormatVersion;
@@ -217,11 +280,11 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
       header.fingerprint = fingerprint;
       header.parent = ticket.parent;
       header.generation = ticket.generation;
-      header.segment = owner->id();
-      header.slot = ticket.where.slot;
-      header.segment_epoch = owner->epoch();
+      header.segment = id;
+      header.slot = slot;
+      header.segment_epoch = owner.epoch();
       header.part_count = geometry.parts;
-      header.slot_bytes = owner->geometry().slot_bytes;
+      header.slot_bytes = geometry.slot_class().slot_bytes;
       header.part_bytes = geometry.part_bytes;
       header.part_stride = geometry.part_stride;
       header.payload_bytes = geometry.payload_bytes();
@@ -229,11 +292,11 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
       header.flush_group = group;
       header.last_durable_group = durable;
       seal(header);
-      (*table)->header(ticket.where.slot) = header;
-      std::copy_n(payload.chunk_digests(k), geometry.chunks(), (*table)->digests(ticket.where.slot));
-      (*table)->blocks_of(ticket.where.slot, blocks);
+      (*table)->header(slot) = header;
+      std::copy_n(payload.chunk_digests(k), geometry.chunks(), (*table)->digests(slot));
+      (*table)->blocks_of(slot, blocks);
     }
-    if (Status status = owner->write_table(blocks); !status) {
+    if (Status status = owner.write_table(blocks); !status) {
       set.failure = status.error();
       fail_from(tickets, own.front());
     }

@@ -187,6 +187,8 @@ TEST_F(StoreClear, ASegmentThatFailsDoesNotKeepTheOthersFromBeingCleared) {
     const std::lock_guard lock(faults->mutex);
     faults->before = {};
   }
+  EXPECT_EQ(stats_of(*open_store(folder.path(), small_store(3))).recovered_pages, 0u) << "the checkpoint knows";
+  std::filesystem::remove(folder.file("index.checkpoint"));
   auto store = open_store(folder.path(), small_store(3));
   EXPECT_EQ(stats_of(*store).recovered_pages, 48u) << "only those of the segment that failed";
 }

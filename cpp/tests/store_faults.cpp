@@ -103,6 +103,7 @@ TEST_F(StoreFaults, AFailedOverwriteIsNotTakenForCorruptionAfterACleanClose) {
     set_fault({});
     EXPECT_TRUE(store->close());
   }
+  std::filesystem::remove(folder.file("index.checkpoint"));  // which knows that the page was evicted
   {
     auto store = open_store(folder.path(), small_store(1));
     Space space(*store, 1, {});

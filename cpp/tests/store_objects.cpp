@@ -241,19 +241,6 @@ TEST_F(StoreObjects, NoDescriptorIsLeaked) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST_F(StoreObjects, OneProcessServesAStore) {
-  auto store = open_store(folder.path(), small_store(2));
-  const auto started = std::chrono::steady_clock::now();
-  auto second = Store::open(folder.path(), small_store(2), true);
-  ASSERT_FALSE(second);
-  EXPECT_EQ(second.error().code, Code::kBusy);
-  EXPECT_NE(second.error().message.find("pid " + std::to_string(::getpid())), std::string::npos)
-      << second.error().message;
-  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(10));
-  EXPECT_TRUE(store->close());
-  EXPECT_TRUE(Store::open(folder.path(), small_store(2), true));
-}
-
 TEST_F(StoreObjects, AReadOnlyFolderIsRefusedByName) {
   { auto store = open_store(folder.path(), small_store(2)); }
   const auto open_as_another_user = [&]() -> Result<std::unique_ptr<Store>> {

@@ -174,11 +174,14 @@ inline std::string segment_file(const std::string& folder, std::uint32_t id) {
   return folder + name;
 }
 
+// Changes a file behind the store's back. A segment that is changed is to be looked at: the checkpoint goes.
 inline void write_bytes(const std::string& file, std::uint64_t offset, const void* data, std::size_t bytes) {
   std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
   stream.seekp(static_cast<std::streamoff>(offset));
   stream.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
   ASSERT_TRUE(stream.good()) << file;
+  const std::filesystem::path path(file);
+  if (path.extension() == ".seg") std::filesystem::remove(path.parent_path().parent_path() / "index.checkpoint");
 }
 
 inline void flip_bit(const std::string& file, std::uint64_t byte, unsigned bit = 0) {

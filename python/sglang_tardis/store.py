@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ from sglang_tardis import _core
 
 __all__ = [
     "Namespace",
+    "ObjectInfo",
     "ObjectLayout",
     "Store",
     "StoreBusyError",
@@ -32,8 +34,10 @@ __all__ = [
     "TardisError",
     "digest",
     "inspect",
+    "list_objects",
     "probe",
     "verify",
+    "verify_live",
 ]
 
 HashArray = npt.NDArray[np.uint8]
@@ -298,6 +302,39 @@ class Store:
         with _translated():
             return self._core.clear(fingerprint)
 
+    def remove(self, key_prefix: str = "", fingerprint: bytes | None = None) -> int:
+        """Delete the objects whose key begins with these hexadecimal digits, durably; returns how many were published.
+
+        Args:
+            key_prefix: 0 to 64 hexadecimal digits, also an odd number of them; "" for every key.
+            fingerprint: 16 bytes, of one namespace (opened or not); None for all.
+
+        Raises:
+            StoreSettingError: not hexadecimal digits, or too many.
+            TardisError: the device failed, or a segment that cannot be read may hold more (code corrupt).
+        """
+        try:
+            prefix = bytes.fromhex(key_prefix + "0" * (len(key_prefix) % 2))
+        except ValueError:
+            raise StoreSettingError(
+                f"key prefix: expected hexadecimal digits, found {key_prefix!r}", "invalid_argument"
+            ) from None
+        with _translated():
+            return self._core.remove(prefix, len(key_prefix), fingerprint)
+
+    def prune(self, target_bytes: int, fingerprint: bytes | None = None) -> int:
+        """Evict the least valuable objects until at most `target_bytes` of payload are stored; returns how many went.
+
+        Eviction is not deletion: a crash may bring an object back. Objects being read, and prefixes of others that
+        stay, are kept.
+
+        Args:
+            target_bytes: of all objects, or of one namespace.
+            fingerprint: 16 bytes, of the namespace to take from; None for all.
+        """
+        with _translated():
+            return self._core.prune(target_bytes, fingerprint)
+
     def stats(self) -> dict[str, int]:
         """Counters and sizes (fields of tardis_stats). No I/O; works after close()."""
         return self._core.stats()
@@ -351,8 +388,67 @@ def verify(
         StoreBusyError: a process uses it. TardisError: no store there, stopped, or the device failed.
     """
     with _translated():
-        report, problems = _core.verify(_folder(path), repair, progress)
+        report, problems = _core.verify(_folder(path), repair, False, progress)
     return report, json.loads(problems)
+
+
+def verify_live(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int], bool] | None = None
+) -> tuple[dict[str, int], list[str]]:
+    """Like `verify`, but of a store that is in use: takes no lock and changes nothing.
+
+    A page that fails is read again later and judged only if nobody wrote its segment in between and since the store was
+    last closed; otherwise it is counted as `torn` (a write in progress, or what an eviction left).
+
+    Raises:
+        TardisError: no store there, or stopped.
+    """
+    with _translated():
+        report, problems = _core.verify(_folder(path), False, True, progress)
+    return report, json.loads(problems)
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """One stored object as its header describes it.
+
+    Attributes:
+        key: 32 bytes. fingerprint: 16 bytes, of its namespace.
+        parent: first 8 bytes of the parent's key as a little-endian integer; 0: none known.
+        generation: of its slot; rises whenever a slot is used again.
+        payload_bytes: without padding. root_digest: over all of them. flush_group: durable once this group is.
+        parts: number of parts (layers), each of payload_bytes / parts.
+        segment, slot: where it lies.
+        quarantined: it failed its digest; never served.
+    """
+
+    key: bytes
+    fingerprint: bytes
+    parent: int
+    generation: int
+    payload_bytes: int
+    root_digest: int
+    flush_group: int
+    parts: int
+    segment: int
+    slot: int
+    quarantined: bool
+
+
+_OBJECT_INFO = struct.Struct("<32s16s5Q4I")  # tardis_object_info
+
+
+def list_objects(path: str | os.PathLike[str]) -> Iterator[ObjectInfo]:
+    """The objects of a store, by segment and slot, read without its lock: it may be in use.
+
+    It then tells of a moment that has passed, and of evicted objects until their slot is used again.
+
+    Raises:
+        TardisError: no store there (code not_found), or the device failed.
+    """
+    with _translated():
+        packed = _core.list_objects(_folder(path))
+    for *fields, quarantined in _OBJECT_INFO.iter_unpack(packed):
+        yield ObjectInfo(*fields, bool(quarantined))
 
 
 def digest(layout: ObjectLayout, pieces: PieceArray) -> int:

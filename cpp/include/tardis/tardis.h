@@ -74,12 +74,12 @@ typedef struct tardis_object_layout {
   FIELD(lookups) FIELD(lookup_pages) FIELD(lookup_hit_pages) \
   FIELD(evicted_pages) FIELD(evicted_bytes) FIELD(cleared_pages) \
   FIELD(flush_groups) FIELD(flush_failures) FIELD(flush_unpublished_pages) \
-  FIELD(recovered_pages) FIELD(recovered_verified) FIELD(recovered_rejected)
+  FIELD(recovered_pages) FIELD(recovered_verified) FIELD(recovered_rejected) FIELD(recovered_scanned)
 /* The state now (zero after tardis_close): allocated_bytes of the segments, payload_bytes of live pages. */
 #define TARDIS_STATS_LEVELS(FIELD) \
   FIELD(capacity_bytes) FIELD(allocated_bytes) FIELD(payload_bytes) \
   FIELD(slots_total) FIELD(slots_live) FIELD(slots_free) FIELD(slots_quarantined) FIELD(slots_writing) \
-  FIELD(segments) FIELD(segments_unreadable) FIELD(durable_group) \
+  FIELD(segments) FIELD(segments_unreadable) FIELD(durable_group) FIELD(processes) FIELD(index_bytes) \
   FIELD(io_reads) FIELD(io_writes) FIELD(io_read_bytes) FIELD(io_written_bytes) FIELD(io_errors) \
   FIELD(io_peak_in_flight) FIELD(bounced_requests) FIELD(bounced_bytes)
 /* clang-format on */
@@ -96,6 +96,17 @@ typedef struct tardis_verify_report {
       quarantined;
 } tardis_verify_report;
 
+/* One object as its header describes it. */
+typedef struct tardis_object_info {
+  uint8_t key[TARDIS_HASH_BYTES];
+  uint8_t fingerprint[TARDIS_FINGERPRINT_BYTES];
+  uint64_t parent; /* first 8 bytes of the parent's key as a little-endian integer; 0: none known */
+  uint64_t generation, payload_bytes, root_digest, flush_group;
+  uint32_t parts; /* each of payload_bytes / parts */
+  uint32_t segment, slot;
+  uint32_t quarantined; /* 0 or 1 */
+} tardis_object_info;
+
 /* Return 0 to go on, anything else to stop. done and total are bytes. */
 typedef int (*tardis_progress)(void* context, uint64_t done, uint64_t total);
 
@@ -103,11 +114,13 @@ TARDIS_API const char* tardis_version(void);
 TARDIS_API void tardis_free(void* memory);
 TARDIS_API void tardis_default_options(tardis_options* options);
 
-/* Opens `folder`, creating the folder and the store where there is none (create != 0). Takes the store's lock:
- * TARDIS_BUSY when another process holds it. Rebuilds the index from the header tables. Starts the flush thread. */
+/* Opens `folder`, creating the folder and the store where there is none (create != 0). Several processes may have a
+ * store open; they share one index, in a tmpfs that all of them must see (TARDIS_BUSY otherwise), and one capacity. The
+ * first rebuilds the index from the checkpoint and the header tables. Starts the flush thread. */
 TARDIS_API tardis_code tardis_open(const char* folder, const tardis_options* options, int create, tardis_store** store,
                                    char** error);
-/* Flushes, marks segments clean, releases the lock. Waits for calls in flight; later calls answer TARDIS_CLOSED. */
+/* Flushes; the last process marks segments clean and writes a checkpoint. Waits for calls in flight; later calls answer
+ * TARDIS_CLOSED. */
 TARDIS_API tardis_code tardis_close(tardis_store* store, char** error);
 /* Frees the handle; closes first if need be. No call may be in flight. */
 TARDIS_API void tardis_destroy(tardis_store* store);
@@ -142,6 +155,15 @@ TARDIS_API tardis_code tardis_flush(tardis_store* store, char** error);
  * TARDIS_CORRUPT: done, but a segment that cannot be read may hold more. */
 TARDIS_API tardis_code tardis_clear(tardis_store* store, const uint8_t* fingerprint, uint64_t* pages, char** error);
 
+/* Deletes, as tardis_clear, the objects whose key begins with the first `key_nibbles` half bytes (hexadecimal digits)
+ * of `key`; 0: all. fingerprint NULL: of every namespace. */
+TARDIS_API tardis_code tardis_remove(tardis_store* store, const uint8_t* fingerprint, const uint8_t* key,
+                                     uint32_t key_nibbles, uint64_t* pages, char** error);
+/* Evicts the least valuable objects until at most target_bytes of payload are stored, in one namespace or (fingerprint
+ * = NULL) in all. As with every eviction, a crash may bring an object back. */
+TARDIS_API tardis_code tardis_prune(tardis_store* store, const uint8_t* fingerprint, uint64_t target_bytes,
+                                    uint64_t* pages, char** error);
+
 /* Counters; no I/O and no lock held during I/O. */
 TARDIS_API tardis_code tardis_get_stats(tardis_store* store, tardis_stats* stats);
 /* One line of JSON about the path in use (engine, direct, alignments, filesystem, reason). Free with tardis_free. */
@@ -152,11 +174,22 @@ TARDIS_API tardis_code tardis_probe(const char* folder, const tardis_options* op
 /* JSON description of the store in `folder` without taking its lock: superblock, owner, namespaces, segments, live
  * objects. */
 TARDIS_API tardis_code tardis_inspect(const char* folder, char** json, char** error);
-/* Reads every header and payload. Takes the lock (TARDIS_BUSY if held). `torn`: what a crash cut short before it was
- * flushed, no fault. With repair != 0 corrupt objects are quarantined, broken headers and torn objects become free
- * slots, and the segments count as whole again. `problems`: JSON array of readable lines (at most 1000). */
+/* Reads every header and payload. TARDIS_BUSY while a process has the store open. `torn`: what a crash cut short before
+ * it was flushed, no fault. With repair != 0 corrupt objects are quarantined, broken headers and torn objects become
+ * free slots, and the segments count as whole again. `problems`: JSON array of readable lines (at most 1000). */
 TARDIS_API tardis_code tardis_verify(const char* folder, int repair, tardis_progress progress, void* context,
                                      tardis_verify_report* report, char** problems, char** error);
+
+/* Calls `visit` for each object, by segment and slot, until it returns other than 0; what cannot be read is left out.
+ * Takes no lock: in a store that is in use it tells of a moment that has passed, and of evicted objects until their
+ * slot is used again. */
+TARDIS_API tardis_code tardis_list(const char* folder, int (*visit)(void* context, const tardis_object_info* object),
+                                   void* context, char** error);
+/* tardis_verify without a lock and without repair, for a store that is in use. A page that fails is read again later,
+ * and judged only if nobody wrote its segment in between and since the store was last closed; otherwise it counts as
+ * `torn`. */
+TARDIS_API tardis_code tardis_verify_live(const char* folder, tardis_progress progress, void* context,
+                                          tardis_verify_report* report, char** problems, char** error);
 
 /* Digest of one object as docs/on-disk-format.md defines it; for tests and tools. chunk_digests may be NULL. */
 TARDIS_API tardis_code tardis_digest(const tardis_object_layout* layout, const uint64_t* pieces,

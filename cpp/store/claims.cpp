@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which process may write in a segment: the one that holds it, for the length of a call. What a process held when it
+// died goes to whoever comes across it.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "store/counters.h"
+#include "store/store.h"
+
+namespace tardis {
+namespace {
+
+constexpr auto kClaimPatience = std::chrono::seconds(30);
+constexpr auto kClaimPause = std::chrono::microseconds(200);
+
+constexpr std::uint32_t kPlaceBits = 8;
+static_assert(kMaxProcesses < (1u << kPlaceBits));
+
+constexpr Owner owner_word(std::uint64_t registration, std::uint32_t place) {
+  return registration << kPlaceBits | (place + 1);
+}
+
+void forget_pins(LiveProcess& process) {
+  for (auto* pins : {&process.leases, &process.parents, &process.writing}) {
+    for (auto& pin : *pins) pin.store(0);
+  }
+}
+
+constexpr std::uint32_t place_of(Owner owner) { return (owner & ((1u << kPlaceBits) - 1)) - 1; }
+
+}  // namespace
+
+// Under the setup lock, after the own place's lock was taken.
+Status Store::join() {
+  LiveHeader& h = table_.header();
+  LiveProcess& own = table_.process(self_);
+  std::uint32_t end = h.processes_end.load();
+  while (end <= self_ && !h.processes_end.compare_exchange_weak(end, self_ + 1)) {
+  }
+  const Owner before = own.owner.load();
+  forget_pins(own);
+  own.pid = static_cast<std::uint32_t>(::getpid());
+  owner_ = owner_word(h.registrations.fetch_add(1) + 1, self_);
+  own.owner.store(owner_);
+  reap(before);
+  return {};
+}
+
+bool Store::owner_alive(Owner owner) const {
+  if (owner == owner_) return true;
+  const std::uint32_t place = place_of(owner);
+  if (table_.process(place).owner.load() != owner) return false;
+  return place != self_ && folder_.process_alive(place);
+}
+
+// Under the setup lock: nobody joins or leaves meanwhile. `before`: who was registered in the own place, 0 for nobody.
+void Store::reap(Owner before) {
+  std::vector<Owner> dead;
+  if (before != 0) dead.push_back(before);
+  const std::uint32_t end = table_.header().processes_end.load();
+  for (std::uint32_t place = 0; place < end; ++place) {
+    const Owner owner = table_.process(place).owner.load();
+    if (owner != 0 && !owner_alive(owner)) dead.push_back(owner);
+  }
+  if (dead.empty()) return;
+  for (const Owner owner : dead) {
+    for_each_segment([&](std::uint32_t id, SegmentState) {
+      Owner waiting = owner, holder = owner;
+      live(id).wanted.compare_exchange_strong(waiting, 0);
+      if (!live(id).owner.compare_exchange_strong(holder, owner_)) return;
+      settle_abandoned(id);
+      live(id).owner.store(0);
+    });
+  }
+  // What they published and did not flush is in the files: once it is durable their groups hold no one up.
+  bool durable = true;
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    if (state != SegmentState::kReady) return;
+    recount(id);
+    if ((live(id).flags.load() & kSegmentDirty) == 0) return;
+    Segment* own = segment(id);
+    durable = durable && own != nullptr && own->flush();
+  });
+  for (const Owner owner : dead) {
+    LiveProcess& process = table_.process(place_of(owner));
+    if (durable) process.oldest_group.store(0);
+    if (process.owner.load() != owner) continue;  // the own place
+    forget_pins(process);
+    if (durable) process.owner.store(0);
+  }
+  // The sum follows from the records; a process killed between two steps left it a little off.
+  std::uint64_t payload = 0;
+  index_.for_each([&](const IndexEntry& entry) { payload += entry.payload_bytes; });
+  table_.header().payload_bytes.store(payload);
+}
+
+// A segment whose holder died: its tickets go, and what it wrote in part is like after a crash.
+void Store::settle_abandoned(std::uint32_t id) {
+  LiveSegment& s = live(id);
+  switch (s.state.load()) {
+    case SegmentState::kCreating:
+      (void)folder_.remove_segment(id);
+      s.state.store(SegmentState::kNone);
+      return;
+    case SegmentState::kReclassing:
+      s.state.store(SegmentState::kUnreadable);  // until the store is next opened by one process alone
+      return;
+    case SegmentState::kReady:
+      break;
+    case SegmentState::kNone:
+    case SegmentState::kUnreadable:
+      return;
+  }
+  s.doubtful.store(1);
+  s.table_version.fetch_add(1);
+  for (std::uint32_t slot = 0; slot < s.slots.load(); ++slot) {
+    const GlobalSlot global = index_.global({id, slot});
+    const Stamp stamp = index_.stamp(global);
+    if (stamp.state() == SlotState::kWriting) index_.change(global, stamp, stamp.with(SlotState::kFree));
+  }
+  recount(id);
+}
+
+void Store::recount(std::uint32_t id) {
+  LiveSegment& s = live(id);
+  for (int attempt = 0; attempt < 3; ++attempt) {  // others may change slots while this counts
+    std::array<std::uint32_t, kSlotStates> before{}, counts{};
+    for (std::size_t i = 0; i < kSlotStates; ++i) before[i] = s.counts[i].load();
+    for (std::uint32_t slot = 0; slot < s.slots.load(); ++slot) {
+      ++counts[static_cast<std::size_t>(index_.stamp(index_.global({id, slot})).state())];
+    }
+    bool still = true;
+    for (std::size_t i = 0; i < kSlotStates; ++i) still = still && before[i] == s.counts[i].load();
+    if (!still) continue;
+    for (std::size_t i = 0; i < kSlotStates; ++i) s.counts[i].fetch_add(counts[i] - before[i]);
+    return;
+  }
+}
+
+bool Store::claim(Segment& segment) {
+  LiveSegment& s = segment.live();
+  const std::lock_guard lock(segment.claim_mutex);
+  const Owner waiting = s.wanted.load();
+  if (waiting != 0 && waiting != owner_) {
+    if (owner_alive(waiting)) return false;
+    Owner gone = waiting;
+    s.wanted.compare_exchange_strong(gone, 0);
+  }
+  if (segment.alone) return false;
+  if (segment.claims > 0) {
+    ++segment.claims;
+    return true;
+  }
+  Owner holder = 0;
+  if (!s.owner.compare_exchange_strong(holder, owner_)) {
+    if (owner_alive(holder) || !s.owner.compare_exchange_strong(holder, owner_)) return false;
+    settle_abandoned(segment.id());
+  }
+  segment.claims = 1;
+  return true;
+}
+
+bool Store::claim_alone(Segment& segment) {
+  if (!claim(segment)) return false;
+  {
+    const std::lock_guard lock(segment.claim_mutex);
+    segment.alone = segment.claims == 1;
+    if (segment.alone) return true;
+  }
+  release(segment);
+  return false;
+}
+
+Status Store::claim_waiting(Segment& segment) {
+  const auto give_up = std::chrono::steady_clock::now() + kClaimPatience;
+  Owner nobody = 0;
+  bool asked = false;
+  while (!claim(segment)) {
+    nobody = 0;
+    asked = segment.live().wanted.compare_exchange_strong(nobody, owner_) || asked;
+    if (std::chrono::steady_clock::now() >= give_up) {
+      Owner own = owner_;
+      if (asked) segment.live().wanted.compare_exchange_strong(own, 0);
+      return Error{Code::kBusy,
+                   segment.path() + ": another process writes in it and does not stop (" + folder_.owner() + ")"};
+    }
+    std::this_thread::sleep_for(kClaimPause);
+  }
+  Owner own = owner_;
+  segment.live().wanted.compare_exchange_strong(own, 0);
+  return {};
+}
+
+void Store::release(Segment& segment) {
+  const std::lock_guard lock(segment.claim_mutex);
+  segment.alone = false;
+  if (--segment.claims == 0) segment.live().owner.store(0);
+}
+
+// Every group up to this one is durable, or failed and said so.
+std::uint64_t Store::durable_group() const {
+  // Before the others are asked: a group that begins later does not count.
+  std::uint64_t durable = table_.header().next_group.load() - 1;
+  const std::uint32_t end = table_.header().processes_end.load();
+  for (std::uint32_t place = 0; place < end; ++place) {
+    const LiveProcess& process = table_.process(place);
+    const std::uint64_t oldest = process.owner.load() == 0 ? 0 : process.oldest_group.load();
+    if (oldest != 0) durable = std::min(durable, oldest - 1);
+  }
+  return durable;
+}
+
+std::uint64_t Store::begin_group() {
+  std::atomic<std::uint64_t>& oldest = table_.process(self_).oldest_group;
+  // Before the number is taken: who sees the number taken sees that something is not durable yet.
+  if (oldest.load() == 0) oldest.store(table_.header().next_group.load());
+  return table_.header().next_group.fetch_add(1);
+}
+
+}  // namespace tardis

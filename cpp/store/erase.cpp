@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Explicit deletion: headers are overwritten and flushed before it returns, so that no rebuild brings anything back.
+#include <algorithm>
+#include <set>
+
+#include "store/counters.h"
+#include "store/store.h"
+
+namespace tardis {
+
+bool Store::Selection::has(const Fingerprint& fingerprint, const Hash256& hash) const {
+  if (space && *space != fingerprint) return false;
+  const std::uint32_t whole = key_nibbles / 2;
+  if (!std::equal(key.begin(), key.begin() + whole, hash.begin())) return false;
+  return key_nibbles % 2 == 0 || (key[whole] ^ hash[whole]) < 16;
+}
+
+// False: this segment had nothing of it on disk.
+Result<bool> Store::erase_in(Segment& segment, const Selection& selection, std::uint64_t& pages) {
+  index_.for_each_in(segment.id(), [&](const IndexEntry& entry) {
+    if (selection.has(table_.name_space(entry.space).fingerprint, entry.key) && index_.unpublish(entry)) ++pages;
+  });
+  const std::lock_guard io(segment.io_mutex());
+  auto table = segment.table();
+  if (!table) return table.error();
+  const bool everything = !selection.space && selection.key_nibbles == 0;
+  // Evicted objects left headers that a rebuild would believe, so every header counts, not only published ones.
+  std::set<std::uint64_t> blocks;
+  std::vector<std::uint32_t> erased;
+  for (std::uint32_t slot = 0; slot < segment.geometry().slots; ++slot) {
+    SlotHeader& header = (*table)->header(slot);
+    if (all_zero(&header, sizeof header)) continue;
+    if (!everything && (!sealed(header) || !selection.has(header.fingerprint, header.key))) continue;
+    (*table)->blocks_of(slot, blocks);
+    erased.push_back(slot);
+  }
+  if (blocks.empty()) return false;
+  if (Status status = segment.make_dirty(); !status) return status.error();
+  for (const std::uint32_t slot : erased) (*table)->header(slot) = {};
+  const Status written = segment.write_table(blocks);
+  const Status flushed = segment.flush();
+  const std::lock_guard lock(mutex_);
+  if (!flushed) flush_failed(segment, flushed.error());
+  if (!written || !flushed) {
+    segment.live().doubtful.store(1);
+    return written ? flushed.error() : written.error();
+  }
+  for (const std::uint32_t slot : erased) {
+    const GlobalSlot global = index_.global({segment.id(), slot});
+    const Stamp stamp = index_.stamp(global);
+    if (stamp.state() == SlotState::kQuarantined) index_.change(global, stamp, stamp.with(SlotState::kFree));
+  }
+  return true;
+}
+
+Result<std::uint64_t> Store::remove(const Selection& selection) {
+  const Call call(*this);
+  if (!call) return Call::closed();
+  std::unique_lock turn(clear_turn_);
+  const std::unique_lock gate(clear_gate_);  // a page being stored must not appear after the headers were invalidated
+  turn.unlock();
+  std::uint64_t pages = 0;
+  std::vector<std::uint32_t> unreadable;
+  // A segment that fails does not keep the others from being emptied.
+  Status result;
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    if (state == SegmentState::kUnreadable) unreadable.push_back(id);
+    if (state != SegmentState::kReady) return;
+    std::optional<Error> why;
+    Segment* own = segment(id, &why);
+    Status status = own == nullptr ? Status(*why) : claim_waiting(*own);
+    if (status) {
+      auto erased = erase_in(*own, selection, pages);
+      if (!erased) status = erased.error();
+      release(*own);
+    }
+    if (!status) result = status;
+  });
+  limit_cached_tables();
+  counters_->cleared_pages += pages;
+  if (!result) return result.error();
+  if (!unreadable.empty()) {
+    return Error{Code::kCorrupt, std::to_string(pages) + " pages deleted, but what is in " +
+                                     folder_.segment_path(unreadable.front()) +
+                                     " cannot be read and may hold more; delete that file while the store is closed"};
+  }
+  return pages;
+}
+
+}  // namespace tardis

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/list.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/unique_fd.h"
+#include "store/folder.h"
+
+namespace tardis {
+namespace {
+
+constexpr int kTries = 5;  // at something that may be in the middle of a write
+
+// Plain reads: the file may be in use by a server, whose direct writes invalidate the cached pages they touch.
+Status read_fully(int fd, const std::string& path, std::uint64_t offset, void* memory, std::size_t bytes) {
+  auto* to = static_cast<char*>(memory);
+  while (bytes > 0) {
+    const ssize_t got = ::pread(fd, to, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_error(errno, path);
+    if (got == 0) return Error{Code::kCorrupt, path + ": ends at byte " + std::to_string(offset)};
+    to += got;
+    offset += static_cast<std::uint64_t>(got);
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return {};
+}
+
+Result<UniqueFd> open_segment(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd) return fd;
+  if (errno == ENOENT) return Error{Code::kNotFound, path + ": gone"};
+  return errno_error(errno, path);
+}
+
+Result<SegmentSuperblock> read_superblock(int fd, const std::string& path, std::uint32_t id,
+                                          const StoreSuperblock& store) {
+  SegmentSuperblock s;
+  if (Status status = read_fully(fd, path, 0, &s, sizeof s); !status) return status.error();
+  if (!sealed(s) || s.format_version != kFormatVersion || s.store_uuid != store.uuid || s.segment != id ||
+      s.segment_bytes != store.segment_bytes || std::uint64_t{s.slots} * kHeaderBytes > store.segment_bytes) {
+    return Error{Code::kCorrupt, path + ": no segment of this store, or its superblock is damaged"};
+  }
+  return s;
+}
+
+ObjectInfo object_info(const SlotHeader& h, bool quarantined) {
+  return {h.key,         h.fingerprint, h.parent,  h.generation, h.payload_bytes, h.root_digest,
+          h.flush_group, h.part_count,  h.segment, h.slot,       quarantined};
+}
+
+// One look at the headers; they may belong to another class than the superblock if the segment was re-classed between.
+Result<HeaderTable> look(int fd, const std::string& path, std::uint32_t id, const StoreSuperblock& store) {
+  auto superblock = read_superblock(fd, path, id, store);
+  if (!superblock) return superblock.error();
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return errno_error(errno, path);
+  HeaderTable table{path,
+                    id,
+                    *superblock,
+                    static_cast<std::uint64_t>(status.st_size),
+                    static_cast<std::uint64_t>(status.st_blocks) * 512,
+                    std::vector<SlotHeader>(superblock->slots)};
+  const Status read = read_fully(fd, path, superblock->header_table_offset, table.headers.data(),
+                                 table.headers.size() * sizeof(SlotHeader));
+  if (!read) return read.error();
+  return table;
+}
+
+}  // namespace
+
+Result<StoreFiles> store_files(const std::string& path) {
+  StoreFolder folder(path);
+  if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
+  if (Status status = folder.read_superblock(); !status) return status.error();
+  auto segments = folder.segment_files();
+  if (!segments) return segments.error();
+  return StoreFiles{folder.superblock(), std::move(*segments)};
+}
+
+Result<HeaderTable> read_header_table(const std::string& path, std::uint32_t id, const StoreSuperblock& store) {
+  auto fd = open_segment(path);
+  if (!fd) return fd.error();
+  Result<HeaderTable> table = Error{Code::kCorrupt, path + ": changes its slot class faster than it can be read"};
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    auto now = look(fd->get(), path, id, store);
+    if (!now) {
+      table = now.error();  // perhaps in the middle of a write
+      continue;
+    }
+    auto after = read_superblock(fd->get(), path, id, store);
+    if (after && after->epoch == now->superblock.epoch) return now;
+  }
+  return table;
+}
+
+Result<SlotHeader> read_header(const HeaderTable& table, std::uint32_t slot) {
+  auto fd = open_segment(table.path);
+  if (!fd) return fd.error();
+  const std::uint64_t offset = table.superblock.header_table_offset + slot * kHeaderBytes;
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    SlotHeader header;
+    if (Status status = read_fully(fd->get(), table.path, offset, &header, sizeof header); !status) {
+      return status.error();
+    }
+    if (sealed(header) || all_zero(&header, sizeof header)) return header;
+  }
+  return Error{Code::kCorrupt, table.path + ": slot " + std::to_string(slot) + ": the header fails its checks"};
+}
+
+Status list_store(const std::string& folder, const std::function<bool(const ObjectInfo&)>& visit) {
+  auto files = store_files(folder);
+  if (!files) return files.error();
+  for (const auto& [id, path] : files->segments) {
+    auto table = read_header_table(path, id, files->superblock);
+    if (!table) continue;
+    const SegmentFacts facts = table->facts(files->superblock);
+    for (std::uint32_t slot = 0; slot < table->headers.size(); ++slot) {
+      const SlotHeader* header = &table->headers[slot];
+      Belief belief = judge(*header, slot, facts);
+      Result<SlotHeader> again = Error{Code::kNotFound, {}};
+      if (belief == Belief::kBad) {  // half of it may have been written when the table was read
+        again = read_header(*table, slot);
+        if (!again) continue;
+        header = &*again;
+        belief = judge(*header, slot, facts);
+      }
+      if (belief != Belief::kObject && belief != Belief::kQuarantined) continue;
+      if (!visit(object_info(*header, belief == Belief::kQuarantined))) return {};
+    }
+  }
+  return {};
+}
+
+}  // namespace tardis

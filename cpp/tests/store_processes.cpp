@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several processes in one store: they see each other's pages, share one capacity, and none depends on another's life.
+#include <sys/mman.h>
+#include <sys/mount.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <thread>
+
+#include "store_support.h"
+
+namespace tardis::testing {
+namespace {
+
+// A child process of a test. The fork comes before the child opens anything.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& body) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    body();
+    ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  ~Child() {
+    if (pid_ > 0) kill();
+  }
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    int status = 0;
+    EXPECT_EQ(::waitpid(std::exchange(pid_, -1), &status, 0) > 0, true);
+  }
+  void join_killed() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
+    pid_ = -1;
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "the child was not killed where it should be";
+  }
+  void join() {
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid_, &status, 0), pid_);
+    pid_ = -1;
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "a child failed";
+  }
+
+ private:
+  pid_t pid_;
+};
+
+// Memory that parent and children share.
+template <class T>
+class Shared {
+ public:
+  Shared() : memory_(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    EXPECT_NE(memory_, MAP_FAILED);
+  }
+  ~Shared() { ::munmap(memory_, sizeof(T)); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  T* operator->() { return static_cast<T*>(memory_); }
+  T& operator*() { return *static_cast<T*>(memory_); }
+
+ private:
+  void* memory_;
+};
+
+void wait_for(const std::atomic<std::uint32_t>& counter, std::uint32_t value) {
+  for (int i = 0; i < 20'000 && counter.load() < value; ++i) ::usleep(1000);
+  ASSERT_GE(counter.load(), value);
+}
+
+class StoreProcesses : public ::testing::Test {
+ protected:
+  TempFolder folder{memory_parent()};
+};
+
+TEST_F(StoreProcesses, SeeEachOthersPagesAtOnce) {
+  const StoreOptions options = small_store(4);
+  auto first = open_store(folder.path(), options);
+  auto second = open_store(folder.path(), options);
+  Space a(*first, 1, {}), b(*second, 1, {}), other(*second, 2, {});
+  EXPECT_EQ(a.put(1, 0, 10), 10u);
+  EXPECT_EQ(b.fetch(1, 0, 10), 10u);
+  EXPECT_EQ(b.put(1, 10, 60), 60u);
+  EXPECT_EQ(a.fetch(1, 0, 70), 70u);
+  EXPECT_EQ(other.run(1, 0, 10), 0u);
+  EXPECT_EQ(stats_of(*first).processes, 2u);
+  EXPECT_EQ(stats_of(*first).slots_live, stats_of(*second).slots_live);
+  EXPECT_TRUE(first->close());
+  EXPECT_EQ(b.fetch(1, 0, 70), 70u) << "the others go on";
+  EXPECT_EQ(b.put(2, 0, 5), 5u);
+  EXPECT_TRUE(second->close());
+  auto again = open_store(folder.path(), options);
+  Space after(*again, 1, {});
+  EXPECT_EQ(after.fetch(1, 0, 70) + after.fetch(2, 0, 5), 75u);
+  EXPECT_EQ(stats_of(*again).recovered_scanned, 0u) << "the last one to leave wrote a checkpoint";
+  expect_slots_conserved(*again);
+}
+
+TEST_F(StoreProcesses, OneCapacityForAll) {
+  const StoreOptions options = small_store(4);
+  std::vector<std::unique_ptr<Store>> stores;
+  std::vector<Space> spaces;
+  for (std::uint8_t i = 0; i < 4; ++i) {
+    stores.push_back(open_store(folder.path(), options));
+    spaces.emplace_back(*stores.back(), i, Layout{});
+  }
+  for (int round = 0; round < 5; ++round) {
+    for (auto& space : spaces) EXPECT_EQ(space.put(static_cast<std::uint64_t>(round), 0, 40), 40u);
+  }
+  const tardis_stats s = stats_of(*stores[0]);
+  EXPECT_EQ(s.segments, 4u);
+  EXPECT_LE(s.allocated_bytes, s.capacity_bytes);
+  EXPECT_EQ(s.slots_total, 4u * 48u);
+  for (auto& space : spaces) {
+    for (std::uint64_t chain = 0; chain < 5; ++chain) space.get(chain, 0, 40);  // checks the bytes
+  }
+  expect_slots_conserved(*stores[1]);
+}
+
+TEST_F(StoreProcesses, ADifferentCapacityIsRefusedWithBothValues) {
+  auto store = open_store(folder.path(), small_store(4));
+  const auto second = Store::open(folder.path(), small_store(5), true);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, Code::kInvalidArgument);
+  for (const std::uint64_t segments : {4, 5}) {
+    EXPECT_NE(second.error().message.find(std::to_string(segments * kTestSegment + kMetadataBytes)), std::string::npos)
+        << second.error().message;
+  }
+  StoreOptions unset = small_store(4);
+  unset.capacity_bytes = 0;
+  EXPECT_TRUE(Store::open(folder.path(), unset, true)) << "who says nothing takes what there is";
+}
+
+TEST_F(StoreProcesses, AnotherSharedMemoryIsRefusedWithTheReason) {
+  auto store = open_store(folder.path(), small_store(2));
+  StoreOptions elsewhere = small_store(2);
+  elsewhere.live_folder = folder.file("shm");
+  std::filesystem::create_directory(elsewhere.live_folder);
+  const auto second = Store::open(folder.path(), elsewhere, true);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, Code::kBusy);
+  EXPECT_NE(second.error().message.find(elsewhere.live_folder), std::string::npos) << second.error().message;
+  Space space(*store, 1, {});
+  EXPECT_EQ(space.put(1, 0, 3), 3u) << "the first is not disturbed";
+}
+
+TEST_F(StoreProcesses, SharedMemoryThatIsTooSmallIsRefusedByName) {
+  const std::string mount = folder.file("shm");
+  std::filesystem::create_directory(mount);
+  if (::mount("tmpfs", mount.c_str(), "tmpfs", 0, "size=256k") != 0) GTEST_SKIP() << "mounting a tmpfs needs root";
+  StoreOptions options = small_store(2);
+  options.live_folder = mount;
+  const auto refused = Store::open(folder.file("store"), options, true);
+  ::umount2(mount.c_str(), MNT_DETACH);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kNoSpace);
+  EXPECT_NE(refused.error().message.find("--shm-size"), std::string::npos) << refused.error().message;
+}
+
+TEST_F(StoreProcesses, AnOfflineToolIsToldWhoHasTheStore) {
+  auto store = open_store(folder.path(), small_store(2));
+  const auto report = verify_store(folder.path(), false, {});
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code, Code::kBusy);
+  EXPECT_NE(report.error().message.find("pid " + std::to_string(::getpid())), std::string::npos);
+  EXPECT_TRUE(store->close());
+  EXPECT_TRUE(verify_store(folder.path(), false, {}));
+}
+
+TEST_F(StoreProcesses, NothingIsLeftInSharedMemory) {
+  StoreOptions options = small_store(2);
+  options.live_folder = folder.file("shm");
+  std::filesystem::create_directory(options.live_folder);
+  const auto tables = [&] {
+    const std::filesystem::directory_iterator items(options.live_folder);
+    return std::distance(begin(items), end(items));
+  };
+  {
+    auto first = open_store(folder.path(), options);
+    auto second = open_store(folder.path(), options);
+    EXPECT_EQ(tables(), 1);
+  }
+  EXPECT_EQ(tables(), 0);
+  Child([&] {
+    auto store = open_store(folder.path(), options);
+    ::raise(SIGKILL);
+  }).join_killed();
+  EXPECT_EQ(tables(), 1);
+  { auto store = open_store(folder.path(), options); }
+  EXPECT_EQ(tables(), 0) << "the table of a killed process goes with the next one's";
+}
+
+// Killed at every stage of a set(): the others find no half page, get its slots and segments back, and go on.
+TEST_F(StoreProcesses, AKilledWriterHoldsNobodyUp) {
+  const StoreOptions options = small_store(1);  // one segment: whoever writes holds all there is
+  auto store = open_store(folder.path(), options);
+  Space space(*store, 1, {});
+  ASSERT_EQ(space.put(1, 0, 10), 10u);
+  for (int stage = 1; stage <= 3; ++stage) {
+    Child([&] {
+      int writes = 0;
+      auto own = open_store(folder.path(), options, true, hooked([&](std::span<IoRequest> requests) {
+                              if (requests.front().op == IoRequest::Op::kWrite && ++writes == stage) ::raise(SIGKILL);
+                            }));
+      Space mine(*own, 1, {});
+      mine.put(2, 0, 12);
+      ::raise(SIGKILL);
+    }).join_killed();
+    EXPECT_EQ(space.fetch(1, 0, 10), 10u);
+    EXPECT_EQ(space.put(10 + static_cast<std::uint64_t>(stage), 0, 10), 10u) << "stage " << stage;
+    space.get(2, 0, 12);  // checks the bytes
+    expect_slots_conserved(*store);
+  }
+  EXPECT_EQ(space.put(20, 0, 48), 48u) << "every slot can be had";
+}
+
+TEST_F(StoreProcesses, WhatAKilledProcessPublishedStaysAndIsMadeDurableByOthers) {
+  const StoreOptions options = small_store(4);
+  auto store = open_store(folder.path(), options);
+  Child([&] {
+    auto own = open_store(folder.path(), options);
+    Space mine(*own, 1, {});
+    mine.put(1, 0, 20);  // its group is never flushed
+    ::raise(SIGKILL);
+  }).join_killed();
+  Space space(*store, 1, {});
+  EXPECT_EQ(space.fetch(1, 0, 20), 20u);
+  const std::uint64_t held = stats_of(*store).durable_group;
+  { auto another = open_store(folder.path(), options); }  // whoever joins takes over what is left
+  EXPECT_GT(stats_of(*store).durable_group, held);
+  EXPECT_EQ(stats_of(*store).processes, 1u);
+}
+
+// A reader in one process stands still in its batch while another fills the store several times over.
+TEST_F(StoreProcesses, ALeaseHoldsAgainstOtherProcesses) {
+  const StoreOptions options = small_store(1);
+  auto writer = open_store(folder.path(), options);
+  Space space(*writer, 1, {});
+  ASSERT_EQ(space.put(1, 0, 4), 4u);
+  Shared<std::atomic<std::uint32_t>> step;
+  Child reader([&] {
+    auto own = open_store(folder.path(), options, true, hooked([&](std::span<IoRequest> requests) {
+                            if (requests.front().op != IoRequest::Op::kRead || step->load() > 0) return;
+                            step->store(1);
+                            wait_for(*step, 2);
+                          }));
+    Space mine(*own, 1, {});
+    EXPECT_EQ(mine.get(1, 0, 4), std::vector<std::uint8_t>(4, 1)) << "bytes were overwritten under the reader";
+  });
+  wait_for(*step, 1);
+  for (std::uint64_t chain = 100; chain < 130; ++chain) EXPECT_EQ(space.put(chain, 0, 7), 7u);
+  EXPECT_EQ(space.run(1, 0, 4), 4u) << "a page under another process's lease was evicted";
+  step->store(2);
+  reader.join();
+}
+
+// The pages under a lease of a process that died can be had.
+TEST_F(StoreProcesses, ALeaseDiesWithItsProcess) {
+  const StoreOptions options = small_store(1);
+  auto store = open_store(folder.path(), options);
+  Space space(*store, 1, {});
+  ASSERT_EQ(space.put(1, 0, 48), 48u);
+  Child([&] {
+    auto own = open_store(folder.path(), options, true, hooked([&](std::span<IoRequest> requests) {
+                            if (requests.front().op == IoRequest::Op::kRead) ::raise(SIGKILL);
+                          }));
+    Space mine(*own, 1, {});
+    mine.get(1, 0, 48);
+  }).join_killed();
+  EXPECT_EQ(space.put(2, 0, 48), 48u);
+}
+
+TEST_F(StoreProcesses, TheSameKeysAtOnceAreStoredOnce) {
+  constexpr std::uint32_t kProcesses = 4;
+  const StoreOptions options = small_store(8);
+  auto store = open_store(folder.path(), options);
+  Shared<std::array<std::atomic<std::uint32_t>, 30>> ready;
+  std::vector<std::unique_ptr<Child>> children;
+  for (std::uint32_t p = 0; p < kProcesses; ++p) {
+    children.push_back(std::make_unique<Child>([&] {
+      auto own = open_store(folder.path(), options);
+      Space mine(*own, 1, {});
+      for (std::uint64_t chain = 0; chain < ready->size(); ++chain) {
+        (*ready)[chain].fetch_add(1);
+        wait_for((*ready)[chain], kProcesses);  // all at once
+        EXPECT_EQ(mine.put(chain, 0, 5), 5u);
+        EXPECT_EQ(mine.fetch(chain, 0, 5), 5u);
+      }
+    }));
+  }
+  for (auto& child : children) child->join();
+  EXPECT_EQ(stats_of(*store).slots_live, 5 * ready->size());
+  expect_slots_conserved(*store);
+}
+
+TEST_F(StoreProcesses, WhatOneDeletesStaysDeletedForAll) {
+  const StoreOptions options = small_store(4);
+  {
+    auto first = open_store(folder.path(), options);
+    auto second = open_store(folder.path(), options);
+    Space a(*first, 1, {}), b(*second, 1, {}), c(*second, 2, {});
+    a.put(1, 0, 20);
+    b.put(2, 0, 20);
+    c.put(1, 0, 10);
+    EXPECT_EQ(*first->clear(a.fingerprint()), 40u);
+    EXPECT_EQ(b.run(2, 0, 20), 0u);
+    EXPECT_EQ(b.put(2, 0, 3), 3u);
+    EXPECT_EQ(c.fetch(1, 0, 10), 10u);
+  }
+  std::filesystem::remove(folder.file("index.checkpoint"));
+  auto store = open_store(folder.path(), options);
+  Space space(*store, 1, {});
+  EXPECT_EQ(space.run(1, 0, 20), 0u);
+  EXPECT_EQ(space.fetch(2, 0, 20), 3u);
+}
+
+// A whole host: one writer and readers of one namespace, in a full store, with one of the writers killed in between.
+TEST_F(StoreProcesses, ReadersBesideAWriterInAFullStore) {
+  constexpr std::uint32_t kReaders = 3;
+  const StoreOptions options = small_store(2, BlockDeviceOptions::Engine::kAuto);
+  struct State {
+    std::atomic<std::uint32_t> stop;
+    std::atomic<std::uint32_t> pages[kReaders];
+  };
+  Shared<State> state;
+  std::vector<std::unique_ptr<Child>> readers;
+  for (std::uint32_t r = 0; r < kReaders; ++r) {
+    readers.push_back(std::make_unique<Child>([&, r] {
+      auto own = open_store(folder.path(), options);
+      Space mine(*own, 1, {});
+      std::mt19937_64 random(r);
+      while (state->stop.load() == 0) {
+        const auto ok = mine.get(random() % 40, 0, 1 + random() % 6);  // checks the bytes
+        state->pages[r].fetch_add(static_cast<std::uint32_t>(std::count(ok.begin(), ok.end(), 1)));
+      }
+      EXPECT_EQ(stats_of(*own).get_pages_corrupt + stats_of(*own).get_pages_failed, 0u);
+    }));
+  }
+  const auto write = [&](std::uint64_t seed, int milliseconds) {
+    auto own = open_store(folder.path(), options);
+    Space mine(*own, 1, {});
+    std::mt19937_64 random(seed);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+    while (std::chrono::steady_clock::now() < end) mine.put(random() % 40, 0, 1 + random() % 6);
+  };
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    Child([&] {
+      write(i, 300);
+      ::raise(SIGKILL);
+    }).join_killed();
+  }
+  write(9, 300);
+  state->stop.store(1);
+  for (auto& reader : readers) reader->join();
+  for (const auto& pages : state->pages) EXPECT_GT(pages.load(), 0u);
+  auto store = open_store(folder.path(), options);
+  Space space(*store, 1, {});
+  for (std::uint64_t chain = 0; chain < 40; ++chain) space.get(chain, 0, 6);
+  EXPECT_EQ(stats_of(*store).get_pages_corrupt, 0u);
+  expect_slots_conserved(*store);
+}
+
+TEST_F(StoreProcesses, ManyOpenAndCloseAtOnce) {
+  std::vector<std::unique_ptr<Child>> children;
+  for (std::uint64_t p = 0; p < 6; ++p) {
+    children.push_back(std::make_unique<Child>([&, p] {
+      for (std::uint64_t round = 0; round < 8; ++round) {
+        auto own = open_store(folder.file("new"), small_store(4));
+        if (own == nullptr) return;
+        Space mine(*own, 1, {});
+        EXPECT_EQ(mine.put(p * 100 + round, 0, 3), 3u);
+        EXPECT_EQ(mine.fetch(p * 100 + round, 0, 3), 3u);
+      }
+    }));
+  }
+  for (auto& child : children) child->join();
+  auto store = open_store(folder.file("new"), small_store(4));
+  EXPECT_EQ(stats_of(*store).slots_live, 6u * 8u * 3u);
+  expect_slots_conserved(*store);
+}
+
+}  // namespace
+}  // namespace tardis::testing
