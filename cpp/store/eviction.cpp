@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which objects go when the store is full. No process keeps a list for the others: each looks at a sample of the
-// records, all of them in a small store, and takes the least valuable.
+// Which objects go when the store is full. No process keeps a list for the others. In a small store each looks at every
+// record and takes the least valuable; in a large one it looks at a few windows of neighbouring slots and takes from
+// the coldest: what was stored together is used together, and the next batch finds its slots side by side.
 #include <algorithm>
 #include <queue>
 #include <random>
@@ -12,13 +13,18 @@
 namespace tardis {
 namespace {
 
-constexpr std::size_t kSample = 8192;       // records looked at, at least
-constexpr std::size_t kSamplePerSlot = 16;  // and for each slot wanted
+constexpr std::uint64_t kSmallStore = 8192;  // slots
+constexpr std::size_t kWindows = 16;
+constexpr std::size_t kWindowSlots = 256, kWindowSlotsPerWanted = 4;
 
 }  // namespace
 
-std::vector<Index::Candidate> Index::sample(SlotClass slot_class, std::size_t least,
-                                            const std::function<bool(std::uint32_t)>& usable) const {
+void Index::consider(GlobalSlot slot, std::vector<Candidate>& found) const {
+  if (stamp(slot).live()) found.push_back({record(slot).score.load(std::memory_order_relaxed), slot});
+}
+
+std::vector<Index::Candidate> Index::candidates(SlotClass slot_class, std::size_t need, bool all,
+                                                const std::function<bool(std::uint32_t)>& usable) const {
   std::vector<std::uint32_t> segments;
   std::uint64_t slots = 0;
   const std::uint32_t end = table_.header().segments_end.load();
@@ -29,30 +35,49 @@ std::vector<Index::Candidate> Index::sample(SlotClass slot_class, std::size_t le
     segments.push_back(id);
     slots += s.slots.load();
   }
-  std::vector<Candidate> found;
-  const auto consider = [&](GlobalSlot slot) {
-    if (stamp(slot).live()) found.push_back({record(slot).score.load(std::memory_order_relaxed), slot});
-  };
-  if (slots <= std::max(least, kSample)) {
+  std::vector<Candidate> best;
+  if (all || slots <= kSmallStore) {
     for (const std::uint32_t id : segments) {
       const std::uint32_t count = table_.segment(id).slots.load();
-      for (std::uint32_t slot = 0; slot < count; ++slot) consider(global({id, slot}));
+      for (std::uint32_t slot = 0; slot < count; ++slot) consider(global({id, slot}), best);
     }
-    return found;
+    return best;
   }
+  const std::size_t window = std::max(kWindowSlots, need * kWindowSlotsPerWanted);
+  std::uint64_t best_score = ~std::uint64_t{0};
   std::minstd_rand random(static_cast<std::uint32_t>(monotonic_ns()));
-  for (std::size_t i = 0; i < std::max(least, kSample); ++i) {
+  for (std::size_t i = 0; i < kWindows; ++i) {
     const std::uint32_t id = segments[random() % segments.size()];
-    consider(global({id, static_cast<std::uint32_t>(random() % table_.segment(id).slots.load())}));
+    const std::uint32_t count = table_.segment(id).slots.load();
+    const std::uint32_t first = random() % count;
+    std::vector<Candidate> found;
+    for (std::size_t k = 0; k < std::min<std::size_t>(window, count); ++k) {
+      consider(global({id, static_cast<std::uint32_t>((first + k) % count)}), found);
+    }
+    if (found.empty()) continue;
+    // As cold as the warmest of those that would go.
+    const auto last = found.begin() + static_cast<std::ptrdiff_t>(std::min(need, found.size()) - 1);
+    std::nth_element(found.begin(), last, found.end());
+    if (last->score >= best_score) continue;
+    best_score = last->score;
+    best = std::move(found);
   }
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  return found;
+  return best;
 }
 
 std::size_t Index::evict(SlotClass slot_class, std::size_t need, const std::function<bool(std::uint32_t)>& usable,
                          std::optional<NamespaceId> only, const std::function<void(const IndexEntry&)>& evicted) {
-  const std::vector<Candidate> candidates = sample(slot_class, need * kSamplePerSlot, usable);
+  const std::size_t freed =
+      evict_from(candidates(slot_class, need, /*all=*/false, usable), slot_class, need, usable, only, evicted);
+  // A window of objects that are all extended, read or of another namespace says nothing of the others.
+  return freed > 0
+             ? freed
+             : evict_from(candidates(slot_class, need, /*all=*/true, usable), slot_class, need, usable, only, evicted);
+}
+
+std::size_t Index::evict_from(const std::vector<Candidate>& candidates, SlotClass slot_class, std::size_t need,
+                              const std::function<bool(std::uint32_t)>& usable, std::optional<NamespaceId> only,
+                              const std::function<void(const IndexEntry&)>& evicted) {
   const std::unordered_set<GlobalSlot> in_use = leased();
   std::unordered_set<std::uint64_t> extended;  // by writes in flight
   for_each_pin(&LiveProcess::parents, &LiveProcess::parents_end, [&](std::uint64_t key) { extended.insert(key); });
@@ -92,7 +117,7 @@ std::size_t Index::evict(SlotClass slot_class, std::size_t need, const std::func
 
 std::optional<std::uint64_t> Index::coldest(SlotClass slot_class) const {
   std::optional<std::uint64_t> lowest;
-  for (const Candidate& c : sample(slot_class, 0, [](std::uint32_t) { return true; })) {
+  for (const Candidate& c : candidates(slot_class, 1, /*all=*/false, [](std::uint32_t) { return true; })) {
     if (record(c.slot).children.load() == 0 && (!lowest || c.score < *lowest)) lowest = c.score;
   }
   return lowest;

@@ -242,7 +242,7 @@ Index::Published Index::publish(const IndexEntry& entry, bool suspect, std::uint
   r.reuses.store(0, std::memory_order_release);
   IndexEntry live = entry;
   live.stamp = Stamp(SlotState::kLive, entry.stamp.generation(), suspect);
-  change(entry.slot, writing, live.stamp);
+  if (!change(entry.slot, writing, live.stamp)) return Published::kFull;  // taken away: this process was thought dead
   table_.header().payload_bytes.fetch_add(entry.payload_bytes);
   adopt(entry.space, entry.parent);
   const Place at = place(entry.space, short_key(entry.key));

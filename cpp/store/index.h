@@ -117,7 +117,8 @@ class Index {
   // accepts, of one namespace or of any. Returns how many slots became free; `evicted(entry)` is told of each object.
   std::size_t evict(SlotClass slot_class, std::size_t need, const std::function<bool(std::uint32_t)>& usable,
                     std::optional<NamespaceId> only, const std::function<void(const IndexEntry&)>& evicted);
-  // The lowest score of an evictable object in this class, by a sample; nothing if there is none.
+  // The lowest score of an evictable object in this class, of those that evict() would look at; nothing if there is
+  // none.
   std::optional<std::uint64_t> coldest(SlotClass slot_class) const;
   // Every stored object that extends one of `roots`, transitively. O(objects).
   std::vector<IndexEntry> descendants(const std::vector<IndexEntry>& roots) const;
@@ -151,8 +152,12 @@ class Index {
   template <class Visit>                  // visit(value) for each pin of a living process
   void for_each_pin(LiveProcess::Pins LiveProcess::*pins, std::atomic<std::uint32_t> LiveProcess::*end,
                     Visit visit) const;
-  std::vector<Candidate> sample(SlotClass slot_class, std::size_t least,
-                                const std::function<bool(std::uint32_t)>& usable) const;
+  void consider(GlobalSlot slot, std::vector<Candidate>& found) const;
+  std::vector<Candidate> candidates(SlotClass slot_class, std::size_t need, bool all,
+                                    const std::function<bool(std::uint32_t)>& usable) const;
+  std::size_t evict_from(const std::vector<Candidate>& candidates, SlotClass slot_class, std::size_t need,
+                         const std::function<bool(std::uint32_t)>& usable, std::optional<NamespaceId> only,
+                         const std::function<void(const IndexEntry&)>& evicted);
 
   LiveTable& table_;
   const std::uint32_t self_;

@@ -153,10 +153,18 @@ std::size_t Store::evict(SlotClass slot_class, std::size_t need) {
     const Owner holder = live(id).owner.load();
     return holder == 0 || holder == owner_ || !owner_alive(holder);
   };
-  return index_.evict(slot_class, need, usable, std::nullopt, [&](const IndexEntry& entry) {
+  std::optional<SlotRef> first;
+  const std::size_t freed = index_.evict(slot_class, need, usable, std::nullopt, [&](const IndexEntry& entry) {
     counters_->evicted_pages += 1;
     counters_->evicted_bytes += entry.payload_bytes;
+    const SlotRef where = index_.where(entry.slot);
+    if (!first || where < *first) first = where;
   });
+  if (first) {  // where the search for free slots goes on
+    last_segment_.store(first->segment, std::memory_order_relaxed);
+    live(first->segment).next_slot.store(first->slot);
+  }
+  return freed;
 }
 
 // A segment of another class to turn into this one: when this class has too little to evict from, or when the other
