@@ -22,7 +22,7 @@ PIP     := $(PY) -m pip install -q
 BUILD   := build/native
 GPU     := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 SITE16  := .venv16-site
-SOURCES := $(shell find cpp python CMakeLists.txt pyproject.toml -type f -not -name '*.pyc' -not -name '*.so')
+SOURCES := $(shell find cpp python patches CMakeLists.txt pyproject.toml -type f -not -name '*.pyc' -not -name '*.so')
 
 # What tests and demonstrations learn from here. SGLang compiles its page hash once into TORCH_EXTENSIONS_DIR.
 ENVIRONMENT = PATH="$(abspath $(VENV))/bin:$$PATH" TORCH_EXTENSIONS_DIR="$(abspath $(S))/torch-extensions" \
