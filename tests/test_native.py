@@ -34,6 +34,11 @@ def _cases() -> list[str]:
 
 
 CASES = _cases()
+# Campaigns that go on for as long as they are told; by themselves they end after a few seconds.
+CAMPAIGN_SECONDS = {
+    "StoreProcesses.ReadersNeverWaitForAWriter": "120",
+    "StoreProcesses.LongChurnStaysWithinItsBounds": "10",
+}
 
 
 def test_native_tests_are_built():
@@ -45,8 +50,13 @@ def test_native_tests_are_built():
 
 @pytest.mark.parametrize("name", CASES)
 def test_native(name):
+    environment = {**os.environ, "TARDIS_CAMPAIGN_SECONDS": CAMPAIGN_SECONDS.get(name, "3")}
     result = subprocess.run(
-        [PROGRAM, f"--gtest_filter={name}", "--gtest_color=no"], capture_output=True, text=True, check=False
+        [PROGRAM, f"--gtest_filter={name}", "--gtest_color=no"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     output = result.stdout + result.stderr
     if "[  SKIPPED ]" in result.stdout:

@@ -112,7 +112,10 @@ def test_errors_name_what_is_wrong(tmp_path):
     assert missing.value.code == "not_found" and str(path) in str(missing.value)
     with tardis.Store(path, OPTIONS) as store:
         with pytest.raises(tardis.StoreBusyError, match=str(os.getpid())):
-            tardis.Store(path, OPTIONS)
+            tardis.verify(path)
+        other = msgspec.structs.replace(OPTIONS, capacity_bytes=OPTIONS.capacity_bytes + 1)
+        with pytest.raises(tardis.StoreSettingError, match=rf"{OPTIONS.capacity_bytes}.*{other.capacity_bytes}"):
+            tardis.Store(path, other)
         store.namespace(FINGERPRINT, "{}", LAYOUT)
         with pytest.raises(tardis.StoreSettingError, match="fingerprint"):
             store.namespace(FINGERPRINT, '{"other": 1}', LAYOUT)

@@ -87,10 +87,9 @@ std::optional<std::vector<CheckpointEntry>> Checkpoint::entries(std::uint32_t se
   return entries;
 }
 
-Status write_checkpoint(const std::string& folder, const std::string& name, CheckpointHeader header,
-                        const std::vector<Fingerprint>& namespaces,
+Status write_checkpoint(const std::string& folder, const std::vector<Fingerprint>& namespaces, CheckpointHeader header,
                         const std::function<bool(CheckpointSegment&, std::vector<CheckpointEntry>&)>& next) {
-  const std::string path = folder + "/" + name, fresh = path + ".new";
+  const std::string path = folder + "/" + kCheckpointFile, fresh = path + ".new";
   UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd) return errno_error(errno, fresh);
   const std::size_t namespace_bytes = namespaces.size() * sizeof(Fingerprint);

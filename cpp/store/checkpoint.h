@@ -14,7 +14,9 @@
 
 namespace tardis {
 
-// First 512 bytes of `index.checkpoint`. Then the fingerprints of its namespaces, then the segments, each with its
+inline constexpr const char* kCheckpointFile = "index.checkpoint";
+
+// First 512 bytes of it. Then the fingerprints of its namespaces, then the segments, each with its
 // entries behind it.
 struct CheckpointHeader {
   static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'C', 'P'};
@@ -24,11 +26,12 @@ struct CheckpointHeader {
   Uuid store_uuid;
   std::uint64_t next_generation;
   std::uint64_t next_group;
+  std::uint64_t durable_group;
   std::uint64_t clock;
   std::uint32_t segments;
   std::uint32_t reserved0;
   std::uint64_t bytes;  // of the file
-  std::array<std::uint8_t, 432> reserved;
+  std::array<std::uint8_t, 424> reserved;
   std::uint32_t namespaces_crc;
   std::uint32_t crc;
 };
@@ -90,8 +93,7 @@ class Checkpoint {
 
 // Writes a checkpoint beside the old one and puts it in its place, durably. `next(segment, entries)` fills in one
 // segment after the other (without digest and CRC) and answers false after the last.
-Status write_checkpoint(const std::string& folder, const std::string& name, CheckpointHeader header,
-                        const std::vector<Fingerprint>& namespaces,
+Status write_checkpoint(const std::string& folder, const std::vector<Fingerprint>& namespaces, CheckpointHeader header,
                         const std::function<bool(CheckpointSegment&, std::vector<CheckpointEntry>&)>& next);
 
 }  // namespace tardis

@@ -19,6 +19,8 @@ constexpr std::uint64_t kCachedTableBytes = 256u << 20;
 void Store::flusher_main() {
   std::unique_lock lock(mutex_);
   const std::uint64_t age_limit = std::uint64_t{options_.flush_milliseconds} * 1'000'000;
+  const std::uint64_t checkpoint_every = std::uint64_t{options_.checkpoint_seconds} * 1'000'000'000;
+  std::uint64_t next_checkpoint = monotonic_ns() + checkpoint_every;
   while (true) {
     if (!quarantines_.empty()) {
       std::vector<Quarantine> pending;
@@ -42,12 +44,31 @@ void Store::flusher_main() {
       ended_.reset();
     } else if (stopping_) {
       return;
+    } else if (checkpoint_every > 0 && now >= next_checkpoint) {
+      lock.unlock();
+      // One of the processes is enough. What fails is tried again later; closing the store reports what is still wrong.
+      if (written_since_checkpoint()) (void)checkpoint_now();
+      lock.lock();
+      next_checkpoint = monotonic_ns() + checkpoint_every;
     } else if (group_->pages.empty()) {
-      flusher_wake_.wait(lock);
+      if (checkpoint_every == 0) {
+        flusher_wake_.wait(lock);
+      } else {
+        flusher_wake_.wait_for(lock, std::chrono::nanoseconds(next_checkpoint - now));
+      }
     } else {
       flusher_wake_.wait_for(lock, std::chrono::nanoseconds(end_of_life - now));
     }
   }
+}
+
+// By any process.
+bool Store::written_since_checkpoint() const {
+  bool dirty = false;
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    dirty = dirty || (state == SegmentState::kReady && (live(id).flags.load() & kSegmentDirty) != 0);
+  });
+  return dirty;
 }
 
 void Store::flush_group(const FlushGroup& ended) {

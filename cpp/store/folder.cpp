@@ -16,6 +16,8 @@
 #include <memory>
 #include <thread>
 
+#include "store/checkpoint.h"
+
 namespace tardis {
 namespace {
 
@@ -71,7 +73,6 @@ Result<std::vector<std::string>> list_folder(const std::string& path) {
   return names;
 }
 
-constexpr const char* kCheckpointFile = "index.checkpoint";
 // Which byte of the lock file stands for what; the text that names a byte's owner lies at byte * kOwnerBytes.
 constexpr std::uint32_t kSetupByte = 0, kFirstProcessByte = 1, kLockBytes = kFirstProcessByte + kMaxProcesses;
 constexpr std::size_t kOwnerBytes = 512;

@@ -49,7 +49,7 @@ Status Store::recover() {
   }
   std::vector<Found> found;
   if (Status status = load_segments(checkpoint, found); !status) return status;
-  verify_unproven(found);
+  verify_unproven(found, checkpoint.header() == nullptr ? 0 : checkpoint.header()->durable_group);
   publish_newest(found);
   return settle_segments(found);
 }
@@ -172,8 +172,7 @@ Status Store::scan_segment(Segment& segment, const SegmentImage& image, std::vec
 }
 
 // Pages of groups that no header proves durable are believed only after their payload was read.
-void Store::verify_unproven(std::vector<Found>& found) {
-  std::uint64_t durable = table_.header().next_group.load() - 1;
+void Store::verify_unproven(std::vector<Found>& found, std::uint64_t durable) {
   for (const Found& one : found) durable = std::max(durable, one.claim.header.last_durable_group);
   std::vector<tardis::Claim> claims;
   std::vector<Found*> claimed;
@@ -260,47 +259,6 @@ Status Store::settle_segments(const std::vector<Found>& found) {
   });
   table_.header().next_group.store(last_group + 1);
   return result;
-}
-
-Status Store::save_checkpoint() {
-  const LiveHeader& h = table_.header();
-  std::uint64_t segments = 0, entries = 0;
-  for_each_segment([&](std::uint32_t id, SegmentState) {
-    ++segments;
-    entries += live(id).counts[static_cast<std::size_t>(SlotState::kLive)].load();
-  });
-  const StoreSuperblock& s = folder_.superblock();
-  // The old one goes only when the new one is in its place.
-  const std::uint64_t both =
-      2 * (entries * sizeof(CheckpointEntry) + segments * sizeof(CheckpointSegment)) + kMetadataBytes / 2;
-  if (segments * s.segment_bytes + both > s.capacity_bytes) {
-    return Error{Code::kNoSpace, "it does not fit in the capacity beside the segments"};
-  }
-  CheckpointHeader header{};
-  header.store_uuid = folder_.superblock().uuid;
-  header.next_generation = h.next_generation.load();
-  header.next_group = h.next_group.load();
-  header.clock = h.clock.load();
-  std::vector<Fingerprint> namespaces;
-  for (NamespaceId id = 0; id < h.namespaces_end.load(); ++id) namespaces.push_back(table_.name_space(id).fingerprint);
-  std::uint32_t id = 0;
-  return tardis::write_checkpoint(folder_.path(), "index.checkpoint", header, namespaces,
-                                  [&](CheckpointSegment& segment, std::vector<CheckpointEntry>& entries) {
-                                    while (id < h.segments_end.load() && live(id).state.load() != SegmentState::kReady)
-                                      ++id;
-                                    if (id >= h.segments_end.load()) return false;
-                                    segment.segment = id;
-                                    segment.epoch = live(id).epoch.load();
-                                    segment.write_sequence = live(id).write_sequence.load();
-                                    for (std::uint32_t slot = 0; slot < live(id).slots.load(); ++slot) {
-                                      if (auto entry = index_.save(index_.global({id, slot}))) {
-                                        entry->slot = slot;
-                                        entries.push_back(*entry);
-                                      }
-                                    }
-                                    ++id;
-                                    return true;
-                                  });
 }
 
 }  // namespace tardis

@@ -261,7 +261,8 @@ Status Store::leave() {
       live(id).state.store(SegmentState::kUnreadable);  // stays dirty, and out of the checkpoint
     }
   });
-  Status status = save_checkpoint();
+  std::vector<Snapshot> saved;
+  Status status = save_checkpoint(saved);
   if (!status) {
     notes_.push_back("no checkpoint: " + status.error().message);
     if (Status removed = folder_.remove_checkpoint(); !removed) result = removed;

@@ -48,6 +48,7 @@ struct StoreOptions {
   std::uint64_t free_space_floor = 0;
   std::uint64_t flush_bytes = 256u << 20;
   std::uint32_t flush_milliseconds = 50;
+  std::uint32_t checkpoint_seconds = 300;  // 0: only when the store is closed
   bool verify_reads = true;
   std::string live_folder = "/dev/shm";  // a tmpfs, the same for every process of the store
 };
@@ -88,6 +89,9 @@ class Store {
   Result<std::uint64_t> clear(const std::optional<Fingerprint>& only) { return remove({only, {}, 0}); }
   // Evicts until no more than this many payload bytes are stored (of one namespace, or of all).
   Result<std::uint64_t> prune(std::uint64_t target_bytes, const std::optional<Fingerprint>& only);
+  // Writes a checkpoint now; segments that nobody writes just now become clean: after a crash they need no scan.
+  // Returns how many did.
+  Result<std::uint64_t> checkpoint();
   Status close();
 
   void stats(tardis_stats& out);
@@ -157,11 +161,20 @@ class Store {
   Status load_segments(const Checkpoint& checkpoint, std::vector<Found>& found);
   std::vector<Segment*> load_checkpoint(const Checkpoint& checkpoint, const std::vector<Segment*>& segments);
   Status scan_segment(Segment& segment, const SegmentImage& image, std::vector<Found>& found);
-  void verify_unproven(std::vector<Found>& found);
+  void verify_unproven(std::vector<Found>& found, std::uint64_t durable);
   void publish_newest(std::vector<Found>& found);
   Status settle_segments(const std::vector<Found>& found);
-  Status save_checkpoint();
   Status leave();
+  // save_checkpoint.cpp
+  // A segment as a checkpoint tells of it.
+  struct Snapshot {
+    std::uint32_t id;
+    std::uint64_t table_version;
+    bool idle;  // nobody was about to publish what is in its tables already
+  };
+  Status save_checkpoint(std::vector<Snapshot>& saved);
+  Result<bool> clean_segment(const Snapshot& saved);
+  Result<std::uint64_t> checkpoint_now();
   // claims.cpp
   Status join();            // registers this process in the table
   void reap(Owner before);  // takes over what dead processes left
@@ -196,6 +209,7 @@ class Store {
   void publish(SetCall& set, std::vector<Ticket>& tickets, const Transfer& payload, FlushGroup& group);
   // flusher.cpp
   void flusher_main();
+  bool written_since_checkpoint() const;
   void flush_group(const FlushGroup& ended);
   void flush_failed(Segment& segment, const Error& error);
   void unpublish_page(const Published& page);

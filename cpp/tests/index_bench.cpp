@@ -119,7 +119,7 @@ int run(const std::string& shared, const std::string& folder, std::uint64_t obje
     std::uint32_t id = 0;
     CheckpointHeader header{};
     header.store_uuid = kStore;
-    check(write_checkpoint(folder, "index.checkpoint", header, {Fingerprint{}},
+    check(write_checkpoint(folder, {Fingerprint{}}, header,
                            [&](CheckpointSegment& segment, std::vector<CheckpointEntry>& entries) {
                              if (id == made.segments) return false;
                              segment.segment = id;
@@ -135,7 +135,7 @@ int run(const std::string& shared, const std::string& folder, std::uint64_t obje
     std::printf(", \"checkpoint_write_seconds\": %.2f", seconds_since(saving));
   }
   struct stat status {};
-  const std::string path = folder + "/index.checkpoint";
+  const std::string path = folder + "/" + kCheckpointFile;
   if (::stat(path.c_str(), &status) != 0) stop(path);
   std::printf(", \"checkpoint_bytes\": %lld", static_cast<long long>(status.st_size));
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

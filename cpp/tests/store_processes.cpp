@@ -28,6 +28,7 @@ class Child {
     int status = 0;
     EXPECT_EQ(::waitpid(std::exchange(pid_, -1), &status, 0) > 0, true);
   }
+  void signal(int number) { EXPECT_EQ(::kill(pid_, number), 0); }
   void join_killed() {
     int status = 0;
     EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
@@ -313,13 +314,22 @@ TEST_F(StoreProcesses, WhatOneDeletesStaysDeletedForAll) {
   EXPECT_EQ(space.fetch(2, 0, 20), 3u);
 }
 
-// A whole host: one writer and readers of one namespace, in a full store, with one of the writers killed in between.
-TEST_F(StoreProcesses, ReadersBesideAWriterInAFullStore) {
-  constexpr std::uint32_t kReaders = 3;
+// How long the tests below go on; the whole suite asks for minutes, a run by hand for as little as tells anything.
+double campaign_seconds() {
+  const char* text = std::getenv("TARDIS_CAMPAIGN_SECONDS");
+  return text == nullptr ? 3.0 : std::atof(text);
+}
+
+// A whole host: readers of one namespace beside a writer that keeps the store full. The writer is stopped at random
+// moments, as if it held whatever it holds for ever, and in the end killed; then the next one comes. No reader may wait
+// for it: each must get on while the writer stands still.
+TEST_F(StoreProcesses, ReadersNeverWaitForAWriter) {
+  constexpr std::uint32_t kReaders = 8;
   const StoreOptions options = small_store(2, BlockDeviceOptions::Engine::kAuto);
   struct State {
-    std::atomic<std::uint32_t> stop;
-    std::atomic<std::uint32_t> pages[kReaders];
+    std::atomic<std::uint32_t> stop, ready;
+    std::atomic<std::uint32_t> calls[kReaders], pages[kReaders];
+    std::atomic<std::uint32_t> written;
   };
   Shared<State> state;
   std::vector<std::unique_ptr<Child>> readers;
@@ -327,35 +337,99 @@ TEST_F(StoreProcesses, ReadersBesideAWriterInAFullStore) {
     readers.push_back(std::make_unique<Child>([&, r] {
       auto own = open_store(folder.path(), options);
       Space mine(*own, 1, {});
+      state->ready.fetch_add(1);
       std::mt19937_64 random(r);
       while (state->stop.load() == 0) {
         const auto ok = mine.get(random() % 40, 0, 1 + random() % 6);  // checks the bytes
+        state->calls[r].fetch_add(1);
         state->pages[r].fetch_add(static_cast<std::uint32_t>(std::count(ok.begin(), ok.end(), 1)));
       }
       EXPECT_EQ(stats_of(*own).get_pages_corrupt + stats_of(*own).get_pages_failed, 0u);
     }));
   }
-  const auto write = [&](std::uint64_t seed, int milliseconds) {
-    auto own = open_store(folder.path(), options);
-    Space mine(*own, 1, {});
-    std::mt19937_64 random(seed);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
-    while (std::chrono::steady_clock::now() < end) mine.put(random() % 40, 0, 1 + random() % 6);
-  };
-  for (std::uint64_t i = 0; i < 4; ++i) {
-    Child([&] {
-      write(i, 300);
-      ::raise(SIGKILL);
-    }).join_killed();
+  wait_for(state->ready, kReaders);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(campaign_seconds());
+  std::mt19937_64 random(77);
+  std::uint32_t stops = 0, waits = 0;
+  for (std::uint64_t seed = 0; std::chrono::steady_clock::now() < end; ++seed) {
+    const std::uint32_t before = state->written.load();
+    Child writer([&] {
+      auto own = open_store(folder.path(), options);
+      Space mine(*own, 1, {});
+      std::mt19937_64 dice(seed);
+      while (true) state->written.fetch_add(static_cast<std::uint32_t>(mine.put(dice() % 40, 0, 1 + dice() % 6)));
+    });
+    wait_for(state->written, before + 200);
+    for (int i = 0; i < 5; ++i) {
+      writer.signal(SIGSTOP);
+      ++stops;
+      std::array<std::uint32_t, kReaders> calls;
+      for (std::uint32_t r = 0; r < kReaders; ++r) calls[r] = state->calls[r].load();
+      // Two more calls: the first may have begun before the writer stopped.
+      for (std::uint32_t r = 0; r < kReaders; ++r) {
+        for (int ms = 0; ms < 20'000 && state->calls[r].load() - calls[r] < 2; ++ms) ::usleep(1000);
+        waits += state->calls[r].load() - calls[r] < 2;
+      }
+      writer.signal(SIGCONT);
+      ::usleep(static_cast<useconds_t>(random() % 20'000));
+    }
+    writer.kill();
   }
-  write(9, 300);
+  EXPECT_EQ(waits, 0u) << "readers that did not get on while the writer stood still, of " << stops << " stops";
   state->stop.store(1);
   for (auto& reader : readers) reader->join();
   for (const auto& pages : state->pages) EXPECT_GT(pages.load(), 0u);
+  RecordProperty("stops", static_cast<int>(stops));
   auto store = open_store(folder.path(), options);
   Space space(*store, 1, {});
   for (std::uint64_t chain = 0; chain < 40; ++chain) space.get(chain, 0, 6);
   EXPECT_EQ(stats_of(*store).get_pages_corrupt, 0u);
+  expect_slots_conserved(*store);
+}
+
+// Nothing grows that should not: blocks on disk, memory, descriptors.
+TEST_F(StoreProcesses, LongChurnStaysWithinItsBounds) {
+  const StoreOptions options = small_store(4);
+  auto store = open_store(folder.path(), options);
+  Space small(*store, 1, {1, {16 * 1024}}), large(*store, 2, {2, {100'000}});
+  const auto on_disk = [&] {
+    std::uint64_t bytes = 0;
+    for (const auto& item : std::filesystem::recursive_directory_iterator(folder.path())) {
+      struct stat status {};
+      if (::stat(item.path().c_str(), &status) == 0) bytes += static_cast<std::uint64_t>(status.st_blocks) * 512;
+    }
+    return bytes;
+  };
+  const auto resident = [] {
+    std::ifstream file("/proc/self/statm");
+    std::uint64_t size = 0, pages = 0;
+    file >> size >> pages;
+    return pages * 4096;
+  };
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator items("/proc/self/fd");
+    return std::distance(begin(items), end(items));
+  };
+  std::mt19937_64 random(3);
+  const auto churn = [&](double seconds) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (std::chrono::steady_clock::now() < end) {
+      Space& space = random() % 2 == 0 ? small : large;
+      space.put(random() % 200, 0, 1 + random() % 20);
+      space.get(random() % 200, 0, 8);
+      if (random() % 200 == 0) {
+        EXPECT_TRUE(store->flush());
+      }
+      EXPECT_LE(on_disk(), options.capacity_bytes);
+    }
+  };
+  churn(0.3 * campaign_seconds());  // until everything has reached its size
+  const std::uint64_t memory = resident();
+  const auto files = descriptors();
+  churn(0.7 * campaign_seconds());
+  EXPECT_LE(descriptors(), files + 2);
+  EXPECT_LE(resident(), memory + (8u << 20));
+  EXPECT_GT(stats_of(*store).evicted_pages, 1000u);
   expect_slots_conserved(*store);
 }
 

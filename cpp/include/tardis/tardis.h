@@ -74,7 +74,8 @@ typedef struct tardis_object_layout {
   FIELD(lookups) FIELD(lookup_pages) FIELD(lookup_hit_pages) \
   FIELD(evicted_pages) FIELD(evicted_bytes) FIELD(cleared_pages) \
   FIELD(flush_groups) FIELD(flush_failures) FIELD(flush_unpublished_pages) \
-  FIELD(recovered_pages) FIELD(recovered_verified) FIELD(recovered_rejected) FIELD(recovered_scanned)
+  FIELD(recovered_pages) FIELD(recovered_verified) FIELD(recovered_rejected) FIELD(recovered_scanned) \
+  FIELD(checkpoints)
 /* The state now (zero after tardis_close): allocated_bytes of the segments, payload_bytes of live pages. */
 #define TARDIS_STATS_LEVELS(FIELD) \
   FIELD(capacity_bytes) FIELD(allocated_bytes) FIELD(payload_bytes) \
