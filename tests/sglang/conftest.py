@@ -51,3 +51,20 @@ def model(tmp_path):
     from tree_server import write_checkpoint
 
     return write_checkpoint(tmp_path / "model")
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """Where ranks come from (rank_processes.py)."""
+    from rank_processes import RankProcesses
+
+    processes = RankProcesses()
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processes_early(request):
+    """Have SGLang imported for the ranks on another core while other tests run, if their tests will."""
+    if any("processes" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("processes")

@@ -10,8 +10,10 @@ import hashlib
 import inspect
 import io
 import json
+import multiprocessing
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from array import array
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 
 TESTS = Path(__file__).resolve().parent
-sys.path[:0] = [str(TESTS.parents[1] / "demo" / "cpu_support")]
+sys.path[:0] = [str(TESTS.parents[1] / "demo" / "cpu_support"), str(TESTS / "sglang16_support")]
 
 _TEMPORARY = tempfile.TemporaryDirectory(prefix="tardis-sglang16-", ignore_cleanup_errors=True)
 FOLDER = Path(_TEMPORARY.name)
@@ -87,7 +89,19 @@ def check_command_line():
 class Server:
     """0.5.16's HiRadixCache and HiCacheController on CPU tensors."""
 
-    def __init__(self, store, model, mla=False, layout="page_first", io="kernel", **overrides):
+    def __init__(
+        self,
+        store,
+        model,
+        mla=False,
+        layout="page_first",
+        io="kernel",
+        tp=(0, 1),
+        metrics=False,
+        backend="tardis",
+        extra=None,
+        **overrides,
+    ):
         from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
         from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
@@ -95,6 +109,8 @@ class Server:
         from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
         config = {"path": str(store), "capacity": "64MiB", "free_space_floor": 0, "prefetch_threshold": 1}
+        config |= extra or {}
+        self.shard = "" if mla else f"shard {tp}" * (tp[1] > 1)
         args = object.__new__(ServerArgs)  # its checks ask for a GPU; only the values matter here
         for name, parameter in inspect.signature(ServerArgs).parameters.items():
             default = parameter.default
@@ -110,9 +126,10 @@ class Server:
             hicache_io_backend=io,
             hicache_mem_layout=layout,
             hicache_write_policy="write_through",
-            hicache_storage_backend="tardis",
+            hicache_storage_backend=backend,
             hicache_storage_prefetch_policy="wait_complete",
             hicache_storage_backend_extra_config=json.dumps(config),
+            tp_size=tp[1],
         )
         for name, value in (values | overrides).items():
             setattr(args, name, value)
@@ -132,6 +149,7 @@ class Server:
             token_to_kv_pool_allocator=self.allocator,
             page_size=PAGE,
             disable=False,
+            enable_metrics=metrics,
         )
         self.cache = HiRadixCache(params=params, server_args=args)
         self.cache.load_back_threshold = 0
@@ -150,7 +168,7 @@ class Server:
             rows.fill_(0x5A)
 
     def content(self, tokens, end, extra_key):
-        seed = hashlib.sha256(repr((extra_key, tokens[:end])).encode()).digest()
+        seed = hashlib.sha256(repr((self.shard, extra_key, tokens[:end])).encode()).digest()
         random = np.random.default_rng(np.frombuffer(seed, np.uint64))
         return [torch.from_numpy(random.integers(0, 256, (PAGE, rows.shape[1]), np.uint8)) for rows in self.rows()]
 
@@ -255,8 +273,194 @@ def check_round_trip_layer_first():
     round_trip("layer_first", layout="layer_first")
 
 
+def check_round_trip_layer_first_direct():
+    round_trip("layer_first-direct", layout="layer_first", io="direct")
+
+
+def check_round_trip_page_head():
+    round_trip("page_head", layout="page_head")
+
+
 def check_round_trip_mla():
     round_trip("mla", mla=True)
+    round_trip("mla-direct", mla=True, layout="page_first_direct", io="direct")
+    round_trip("mla-layer", mla=True, layout="layer_first")
+
+
+def check_split_evict_match():
+    """Nodes that split, are evicted to the host, from there to storage, and come back from each tier."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    server = Server(FOLDER / "evict", checkpoint("model-evict", 1))
+    cache = server.cache
+    trunk = tokens(1, 4)
+    left, right = trunk + tokens(2, 3), trunk + tokens(3, 2)
+    assert server.prefill(left) == (0, 0, 112)
+    assert server.prefill(right) == (64, 0, 32)  # splits the node
+    cache.evict(EvictParams(num_tokens=1 << 20))
+    assert server.prefill(left) == (112, 0, 0)  # from the host
+    cache.evict(EvictParams(num_tokens=1 << 20))
+    cache.evict_host(1 << 20)
+    server.poison()
+    assert server.prefill(right) == (0, 96, 0)  # from storage
+    assert server.prefill(left) == (64, 48, 0)  # the device's part, then storage's
+    assert server.prefill(left + tokens(4, 2)) == (112, 0, 32)
+    stats = server.controller.storage_backend._store.stats()
+    assert stats["slots_live"] == 4 + 3 + 2 + 2, stats
+    assert stats["get_pages_corrupt"] == stats["get_pages_failed"] == stats["set_pages_failed"] == 0
+    server.close()
+
+
+def check_threads_are_the_controllers_own():
+    """What was checked above went through this release's backup and prefetch threads, and they end with the storage."""
+    server = Server(FOLDER / "threads", checkpoint("model-threads", 1))
+    controller = server.controller
+    threads = [controller.backup_thread, controller.prefetch_thread, controller.prefetch_io_aux_thread]
+    server.pump(lambda: all(thread.is_alive() for thread in threads))  # one of them is started by another
+    callers = set()
+    backend = controller.storage_backend
+    for name in ("batch_exists", "batch_get_v1", "batch_set_v1"):
+        original = getattr(backend, name)
+
+        def noted(*args, _original=original, _name=name, **kwargs):
+            callers.add((_name, threading.current_thread()))
+            return _original(*args, **kwargs)
+
+        setattr(backend, name, noted)
+    prompt = tokens(1, 3)
+    server.prefill(prompt)
+    server.flush()  # stops the threads and starts others
+    threads += [controller.prefetch_thread, controller.prefetch_io_aux_thread]
+    assert server.prefill(prompt) == (0, 48, 0)
+    assert {name for name, _ in callers} == {"batch_exists", "batch_get_v1", "batch_set_v1"}
+    assert {thread for _, thread in callers} <= set(threads)
+    server.close()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def check_write_back():
+    """A page is stored when its node leaves the device."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    server = Server(FOLDER / "back", checkpoint("model-back", 1), hicache_write_policy="write_back")
+    prompt = tokens(1, 5)
+    assert server.prefill(prompt) == (0, 0, 80)
+    assert server.controller.storage_backend._store.stats()["slots_live"] == 0
+    server.cache.evict(EvictParams(num_tokens=1 << 20))
+    server.pump(lambda: not server.cache.ongoing_write_through and not server.cache.ongoing_backup)
+    assert server.controller.storage_backend._store.stats()["slots_live"] == 5
+    server.flush()
+    assert server.prefill(prompt) == (0, 80, 0)
+    server.close()
+
+
+def check_faults_are_misses():
+    server = Server(FOLDER / "faults", checkpoint("model-faults", 1))
+    backend, prompt = server.controller.storage_backend, tokens(1, 6)
+    assert server.prefill(prompt) == (0, 0, 96)
+    namespace = backend._current()
+    get = namespace.get
+
+    def fails(*_):
+        raise OSError("the disk is gone")
+
+    def half(hashes, pieces):
+        ok = get(hashes, pieces)
+        ok[2:] = False
+        return ok
+
+    for fault, loaded in ((fails, 0), (half, 32), (get, 96)):
+        namespace.get = fault
+        server.flush()
+        assert server.prefill(prompt) == (0, loaded, 96 - loaded), fault
+    server.close()
+
+
+def check_prefetch_policies():
+    """Whatever part has arrived when a request may not wait any longer: its bytes are right (prefill compares)."""
+    for policy in ("best_effort", "timeout"):
+        server = Server(FOLDER / policy, checkpoint(f"model-{policy}", 1), hicache_storage_prefetch_policy=policy)
+        prompt = tokens(1, 6)
+        server.prefill(prompt)
+        server.flush()
+        had, loaded, computed = server.prefill(prompt)
+        assert had == 0 and loaded + computed == 96 and loaded % PAGE == 0
+        server.close()
+
+
+def check_metrics():
+    """This release asks for statistics at every step and takes nothing but its own class."""
+    server = Server(FOLDER / "metrics", checkpoint("model-metrics", 1), metrics=True)
+    prompt = tokens(1, 4)
+    server.prefill(prompt)
+    server.flush()
+    assert server.prefill(prompt) == (0, 64, 0)
+    from sglang.srt.observability.metrics_collector import StorageMetrics
+
+    assert type(server.controller.storage_backend.get_stats()) is StorageMetrics
+    from prometheus_client import REGISTRY
+
+    assert REGISTRY.get_sample_value("tardis_written_pages_total") is not None
+    server.close()
+
+
+def check_dynamic_route():
+    extra = {
+        "backend_name": "tardis",
+        "module_path": "sglang_tardis.sglang.storage",
+        "class_name": "TardisStorage",
+        "interface_v1": 1,
+    }
+    model, prompt = checkpoint("model-dynamic", 1), tokens(1, 4)
+    server = Server(FOLDER / "dynamic", model, backend="dynamic", extra=extra)
+    assert server.cache.hicache_storage_pass_prefix_keys
+    assert server.prefill(prompt) == (0, 0, 64)
+    server.close()
+    server = Server(FOLDER / "dynamic", model)
+    assert server.prefill(prompt) == (0, 64, 0)
+    server.close()
+
+
+def late_imports(results):
+    """Load the plugin as a scheduler process does: with the controller imported, but not yet the tree."""
+    try:
+        from sglang.srt.plugins import load_plugins
+        from sglang_tardis.sglang import plugin, seams
+
+        plugin.register()  # load_plugins would, were the package installed; then it applies what is registered
+        load_plugins()
+        assert "sglang.srt.mem_cache.hiradix_cache" not in sys.modules
+        assert not [seam for seam in seams.check() if not seam.ok], seams.check()
+        from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
+
+        assert {"prefix keys", "extra keys"} <= {seam.name for seam in seams.check() if not seam.ok}
+        seams.install_late()  # what building the cache controller does
+        assert not [seam for seam in seams.check() if not seam.ok], seams.check()
+        assert hasattr(HiRadixCache.write_backup_storage, "__wrapped__")
+        results.put(None)
+    except BaseException:
+        results.put(traceback.format_exc())
+
+
+def run_late_imports():
+    import sglang.srt.managers.cache_controller
+    import sglang.srt.managers.scheduler_components.weight_updater  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=late_imports, args=(results,), daemon=True)
+    process.start()
+    outcome = results.get(timeout=120)
+    process.join(10)
+    return outcome
+
+
+_BEFORE_THE_TREE = {}
+
+
+def check_modules_imported_after_the_plugin():
+    """A scheduler process of this release imports its tree when it builds it, long after plugins were loaded."""
+    assert _BEFORE_THE_TREE["outcome"] is None, _BEFORE_THE_TREE["outcome"]
 
 
 def check_long_prompt_has_parents():
@@ -404,19 +608,96 @@ def check_failed_hook_stops_the_start():
         HiCacheController.attach_storage_backend = hooked
 
 
+def two_ranks(rank, results, mla, store, model):
+    """One of two TP ranks: stores a prompt, and gets it back from storage, with the other."""
+    try:
+        import torch.distributed as dist
+        from sglang.srt.runtime_context import get_parallel
+
+        name = "mla" if mla else "mha"
+        dist.init_process_group("gloo", init_method=f"file://{FOLDER / f'rendezvous-{name}'}", rank=rank, world_size=2)
+        with get_parallel().override(tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1):
+            server = Server(store, model, mla=mla, tp=(rank, 2))
+            prompt = tokens(1, 5)
+            splits = [server.prefill(prompt)]
+            server.flush()
+            splits.append(server.prefill(prompt))
+            splits.append(server.prefill(prompt[:32] + tokens(2, 2)))
+            backend = server.controller.storage_backend
+            written = backend._store.stats()["set_pages_written"]
+            result = (splits, written, backend._identity.fingerprint().hex(), str(backend._rank))
+            server.close()
+        results.put((rank, result))
+    except BaseException:
+        results.put((rank, traceback.format_exc()))
+
+
+def run_two_ranks(mla):
+    name = "mla" if mla else "mha"
+    model = checkpoint(f"model-ranks-{name}", 1)
+    context = multiprocessing.get_context("fork")  # before this process has threads of its own
+    results = context.Queue()
+    ranks = [
+        context.Process(target=two_ranks, args=(rank, results, mla, FOLDER / f"ranks-{name}", model), daemon=True)
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        return [result for _, result in sorted(results.get(timeout=90) for _ in ranks)]
+    finally:
+        for process in ranks:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+_TWO_RANKS = {}
+
+
+def check_two_ranks_mha():
+    """TP 2: every rank has a namespace and bytes of its own, and both report the same hit."""
+    first, second = _TWO_RANKS[False]()
+    for rank in (first, second):
+        assert not isinstance(rank, str), rank
+        assert rank[0] == [(0, 0, 80), (0, 80, 0), (32, 0, 32)]
+        assert rank[1] == 7
+    assert first[2] != second[2]
+    assert second[3] == "tp 1 of 2"
+
+
+def check_two_ranks_mla():
+    """TP 2 of MLA: rank 0 writes, both read."""
+    first, second = _TWO_RANKS[True]()
+    for rank in (first, second):
+        assert not isinstance(rank, str), rank
+        assert rank[0] == [(0, 0, 80), (0, 80, 0), (32, 0, 32)]
+    assert (first[1], second[1]) == (7, 0)
+    assert first[2] == second[2]
+    assert second[3] == "tp 1 of 2 (reads only)"
+
+
 def main() -> int:
+    import tardis_sglang16_support
     import torch.distributed
     from sglang.srt.plugins import load_plugins
     from sglang_tardis.sglang import seams
     from tardis_cpu_support import apply_cpu_support
 
     torch.set_num_threads(1)
+    _BEFORE_THE_TREE["outcome"] = run_late_imports()
     load_plugins()
     seams.install_late()
     apply_cpu_support()
-    import sglang.srt.managers.cache_controller as cache_controller
+    tardis_sglang16_support.register()
+    from sglang.srt.mem_cache import hiradix_cache  # noqa: F401 - once, for all ranks
+    from sglang.srt.mem_cache.utils import get_hash_str
 
-    cache_controller.device_module = torch.cpu  # this release takes CUDA's streams even where tensors are on the CPU
+    get_hash_str([1] * PAGE, None)
+    for mla in (False, True):
+        if not sys.argv[1:] or f"check_two_ranks_{'mla' if mla else 'mha'}" in sys.argv:
+            outcome = run_two_ranks(mla)
+            _TWO_RANKS[mla] = lambda outcome=outcome: outcome
     torch.distributed.init_process_group("gloo", init_method=f"file://{FOLDER / 'rendezvous'}", rank=0, world_size=1)
     from sglang.srt.runtime_context import get_parallel
 

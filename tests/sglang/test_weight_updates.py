@@ -110,7 +110,7 @@ def test_weights_from_memory_get_a_namespace_of_their_own(server, updater, metho
         assert server.prefill(TOKENS) == Split(0, 0, 0, 96)
         server.flush()
         assert server.prefill(TOKENS) == Split(0, 0, 96, 0)
-    assert weight_updates.current().revision.startswith("live:")
+    assert server.storage._identity.weights.startswith("revision:live:")
 
 
 def test_without_a_flush_nothing_is_served_or_stored(tmp_path, server, updater, caplog):

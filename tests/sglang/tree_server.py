@@ -27,8 +27,8 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool,
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.srt.runtime_context import get_parallel
-from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
+from sglang.srt.server_args import ServerArgs
 
 HOST_POISON, DEVICE_POISON = 0xA5, 0x5A
 
@@ -59,6 +59,8 @@ class TreeServer:
         core: implementation of the tree, "python" or "rust".
         extra: further keys of the extra config.
         overrides: further server arguments.
+        tp: rank and size of tensor parallelism; with several ranks, torch.distributed's world.
+        shard: what tells this rank's KV from that of the others.
     """
 
     def __init__(
@@ -82,15 +84,18 @@ class TreeServer:
         backend="tardis",
         served_name="served",
         prefetch_policy="wait_complete",
+        tp=(0, 1),
+        shard="",
     ):
         self.folder, self.page_size, self.eagle = folder, page_size, eagle
-        self.weights = _content_digest(model)
+        self.weights = _content_digest(model) + shard
         self.mla = mla
         torch_dtype, dtype_flag = DTYPES[dtype]
         self._stack = ExitStack()
         self._requests = 0
-        parallel = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
-        self._stack.enter_context(parallel)
+        rank, ranks = tp
+        if ranks == 1:
+            self._stack.enter_context(get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1))
         config = {"path": str(folder), "prefetch_threshold": 1, "capacity": "256MiB", "free_space_floor": 0}
         config |= extra or {}
         self.config = config
@@ -109,8 +114,12 @@ class TreeServer:
         if folder is not None:
             arguments |= dict(hicache_storage_backend=backend, hicache_storage_backend_extra_config=json.dumps(config))
         arguments |= overrides or {}
-        server_args = ServerArgs(**arguments)
-        set_global_server_args_for_scheduler(server_args)
+        server_args = ServerArgs(**arguments, tp_size=ranks)
+        publish(
+            server_args,
+            role="scheduler",
+            ranks=SpawnRanks(world_rank=rank, gpu_id=0, dp_rank=None) if ranks > 1 else None,
+        )
         common = dict(
             size=tokens,
             page_size=page_size,
@@ -132,6 +141,7 @@ class TreeServer:
             token_to_kv_pool_allocator=self.allocator,
             page_size=page_size,
             disable=False,
+            tp_cache_group=torch.distributed.group.WORLD if ranks > 1 else None,
             tree_components=(ComponentType.FULL,),
             is_eagle=eagle,
             tree_core_backend=core,

@@ -60,7 +60,9 @@ def inspect_pool(pool: Any, name: str = "kv") -> HostPoolShape:
         )
     if getattr(pool, "kv_buffer", None) is None:
         raise UnsupportedPoolError(
-            f"The host pool ({kind}) has no memory of its own in this process; nothing can be stored."
+            f"The host pool ({kind}) has no memory of its own in this process; nothing can be stored. (SGLang keeps "
+            "the host pages of MLA on one rank only if it is started without this backend; give "
+            "--hicache-storage-backend tardis at start instead of attaching it later.)"
         )
     if getattr(pool, "_layer_shard_enabled", False) or getattr(pool, "head_group_num", 1) != 1:
         raise UnsupportedPoolError(

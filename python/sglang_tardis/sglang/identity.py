@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sglang_tardis.bridge.namespace import NamespaceIdentity, canonical_kv_dtype
 from sglang_tardis.bridge.pieces import PieceLayout
 from sglang_tardis.log import logger
 from sglang_tardis.sglang.host_pool import HostPoolShape
+from sglang_tardis.sglang.ranks import common_name
 from sglang_tardis.sglang.server_settings import ServerSettings
 from sglang_tardis.weights import (
     WeightsError,
@@ -46,6 +46,8 @@ _RELEVANT_ARGUMENTS = (
     "enable_precise_embedding_interpolation",
     "enable_w4a4_mxfp4_megamoe",
 )
+# Which tokens of a page a context-parallel rank holds. They matter, and enter, only where there are several.
+_CONTEXT_PARALLEL_ARGUMENTS = ("enable_prefill_cp", "cp_strategy", "prefill_cp_mode", "dsa_prefill_cp_mode")
 # Experts that KTransformers takes from elsewhere and computes in other precisions.
 _KT_ARGUMENTS = ("kt_method", "kt_num_gpu_experts", "kt_max_deferred_experts_per_token")
 # Weights that do not come from files of the model's folder.
@@ -67,7 +69,10 @@ def build_identity(
     settings: ServerSettings | None = None,
     loaded_at: float | None = None,
 ) -> NamespaceIdentity:
-    """The identity of the pages that this server stores.
+    """The identity of the pages that this rank stores.
+
+    Ranks that hold different bytes get different identities: shards of MHA, pipeline stages, context-parallel ranks.
+    Those of equal bytes share one: MLA under tensor parallelism, and data-parallel replicas, whose rank is left out.
 
     Args:
         storage_config: SGLang's HiCacheStorageConfig (ranks, sizes).
@@ -83,8 +88,16 @@ def build_identity(
         IdentityError: something that matters cannot be determined; the message names the setting that helps.
     """
     settings = settings or ServerSettings()
+    if bool(storage_config.is_mla_model) != shape.is_mla:
+        raise IdentityError(
+            f"SGLang says that the ranks' KV is {'equal (MLA)' if storage_config.is_mla_model else 'different (MHA)'}, "
+            f"but the host pool {type(pool).__name__} holds the other kind: which ranks may share pages is not clear."
+        )
     config_digest = _config_digest(settings)
     extra = _extra_facts(settings, shape, weights_revision)
+    cp_size = getattr(storage_config, "attn_cp_size", 1) or 1
+    if cp_size > 1:
+        extra.update({name: str(settings.get(name)) for name in _CONTEXT_PARALLEL_ARGUMENTS})
     return NamespaceIdentity(
         model_name=_model_name(storage_config, pool, settings),
         model_config=config_digest,
@@ -104,8 +117,8 @@ def build_identity(
         tp_size=storage_config.tp_size,
         pp_rank=storage_config.pp_rank,
         pp_size=storage_config.pp_size,
-        cp_rank=getattr(storage_config, "attn_cp_rank", 0),
-        cp_size=getattr(storage_config, "attn_cp_size", 1),
+        cp_rank=getattr(storage_config, "attn_cp_rank", 0) or 0,
+        cp_size=cp_size,
         dcp_rank=getattr(storage_config, "dcp_rank", 0),
         dcp_size=getattr(storage_config, "dcp_size", 1),
         extra=extra,
@@ -307,5 +320,5 @@ def _adapters_digest(adapters: Any, settings: ServerSettings) -> str:
                 name,
                 error,
             )
-            entries.append([str(name), uuid.uuid4().hex, ""])
+            entries.append([str(name), common_name(f"adapter/{name}"), ""])
     return framed_digest("sglang-tardis/lora/v1", sorted(entries)).hex()

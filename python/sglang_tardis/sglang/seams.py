@@ -181,13 +181,15 @@ def _wanted_hooks() -> list[_Hook]:
 
 
 def _register_hooks() -> None:
-    """Hand our hooks to SGLang's registry, for the modules this process uses."""
+    """Hand our hooks to SGLang's registry, for the modules this process uses; those it has already are left alone."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    _hooks.clear()
-    # Child processes of a server have imported what they need by now; the others would pay for an import for nothing.
+    known = {hook.target for hook in _hooks}
+    # Child processes of a server import what they need, most of it before this; the others would pay for nothing.
     child = multiprocessing.parent_process() is not None
     for hook in _wanted_hooks():
+        if hook.target in known:
+            continue
         if hook.module not in sys.modules:
             if child or not module_exists(hook.module):
                 continue
@@ -203,8 +205,14 @@ def _register_hooks() -> None:
 
 
 def install_late() -> None:
-    """Make sure the hooks are in place when tardis is used without the plugin (the ``dynamic`` route)."""
-    if not _installed:
+    """Make sure that the hooks are in place, also those of modules that were imported after the plugin was loaded.
+
+    0.5.16 imports its tree when it builds it; with the ``dynamic`` route the plugin may not have been loaded at all.
+    Called before each cache controller is built and before each backend is created.
+    """
+    if _installed:
+        _register_hooks()
+    else:
         install()
     if any(not _is_applied(hook) for hook in _hooks):
         from sglang.srt.plugins.hook_registry import HookRegistry
@@ -261,9 +269,10 @@ def check(register_first: bool = False) -> list[Seam]:
     except Exception as error:
         seams.append(Seam("registry", False, f"{type(error).__name__}: {error}"))
     optional = {"draft"}
-    names = dict.fromkeys(hook.seam for hook in _wanted_hooks())
-    for name in names:
-        mine = [hook for hook in _hooks if hook.seam == name]
+    wanted_hooks = _wanted_hooks()
+    for name in dict.fromkeys(hook.seam for hook in wanted_hooks):
+        wanted = [hook for hook in wanted_hooks if hook.seam == name]
+        mine = [hook for hook in wanted if _resolve(hook) is not None]
         missed = [hook.target for hook in mine if not _is_applied(hook)]
         if missed:
             seams.append(Seam(name, False, "the hook was not applied to " + ", ".join(missed)))
@@ -272,8 +281,14 @@ def check(register_first: bool = False) -> list[Seam]:
         elif name in optional:
             seams.append(Seam(name, True, "not needed by this release"))
         else:
-            wanted = ", ".join(hook.target for hook in _wanted_hooks() if hook.seam == name)
-            seams.append(Seam(name, False, _problems.get(name) or f"not found: {wanted}"))
+            modules = list(dict.fromkeys(hook.module for hook in wanted))
+            later = [module for module in modules if module not in sys.modules and module_exists(module)]
+            imported = any(module in sys.modules for module in modules)
+            if later and not imported and name not in _problems:  # nothing of it is in use yet; see install_late
+                seams.append(Seam(name, True, "not imported in this process: " + ", ".join(later)))
+            else:
+                targets = ", ".join(hook.target for hook in wanted)
+                seams.append(Seam(name, False, _problems.get(name) or f"not found: {targets}"))
     return seams
 
 
@@ -295,6 +310,7 @@ def require(*names: str) -> None:
 def _create_backend(original, cls, backend_name, backend_class, storage_config, mem_pool_host):
     if backend_name != BACKEND:
         return original(cls, backend_name, backend_class, storage_config, mem_pool_host)
+    install_late()
     require("factory", "zero-copy", "attach", "prefix keys", "weight updates", "draft", "extra keys")
     return backend_class(storage_config, mem_pool_host)
 

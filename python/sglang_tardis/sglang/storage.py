@@ -13,7 +13,6 @@ import collections
 import contextlib
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +38,7 @@ from sglang_tardis.metrics import StoreMetrics
 from sglang_tardis.sglang import seams, weight_updates
 from sglang_tardis.sglang.host_pool import HostPoolShape, inspect_pool
 from sglang_tardis.sglang.identity import build_identity, identify_weights, replaces_all_weights
+from sglang_tardis.sglang.ranks import common_name, rank_of, refuse_unsupported, together
 from sglang_tardis.sglang.server_settings import ServerSettings
 
 __all__ = ["TardisStorage"]
@@ -48,7 +48,7 @@ _MAX_SAMPLES = 4096  # of pages and bandwidths between two reads of get_stats
 
 
 class TardisStorage(HiCacheStorage):
-    """The backend, one per scheduler process.
+    """The backend, one per scheduler process; those of one host share the store (:mod:`sglang_tardis.sglang.ranks`).
 
     Opened through the plugin (``--hicache-storage-backend tardis``) or SGLang's ``dynamic`` backend; the settings are
     those of :class:`sglang_tardis.config.TardisConfig`, given in ``--hicache-storage-backend-extra-config``.
@@ -63,7 +63,9 @@ class TardisStorage(HiCacheStorage):
                 the pool arrives by :meth:`register_mem_pool_host` and the store is opened then.
 
         Raises:
-            NotImplementedError: this release does not support the set-up (several ranks, a pool kind, split heads).
+            NotImplementedError: this release does not support the set-up (a pool kind, split heads, some ways of
+                sharing KV between ranks).
+            PeerError: another rank of this server could not open the store.
             ConfigError, TardisError, IdentityError, SeamError: see their messages.
         """
         self._lock = threading.Lock()
@@ -84,15 +86,23 @@ class TardisStorage(HiCacheStorage):
         # The last set call's list of earlier keys and its last own hash; see _parent.
         self._last_set: tuple[list[str] | None, bytes | None] = (None, None)
 
-        self._settings = ServerSettings()
-        self._config = load_config(storage_config.extra_config)
-        _refuse_unsupported(storage_config, self._settings)
-        seams.install_late()
-        seams.require("weight updates", "extra keys")
+        self._rank = rank_of(storage_config)
         self._controller = seams.attaching_controller.get()
-        pool = None if isinstance(pool_or_kwargs, dict) else pool_or_kwargs
-        if pool is not None:
-            self._open(pool)
+        try:
+            with together(self._controller):
+                self._settings = ServerSettings()
+                self._config = load_config(storage_config.extra_config)
+                refuse_unsupported(storage_config, self._settings)
+                seams.install_late()
+                seams.require("weight updates", "extra keys")
+                pool = None if isinstance(pool_or_kwargs, dict) else pool_or_kwargs
+                if pool is not None:
+                    self._open(pool)
+            if pool is not None:
+                self._controller = None
+        except BaseException:
+            self.close()
+            raise
 
     # ---- life cycle -----------------------------------------------------------------------------------------------
 
@@ -100,7 +110,13 @@ class TardisStorage(HiCacheStorage):
         """Take the host pool whose pages are stored; opens the store if the constructor was not given the pool."""
         super().register_mem_pool_host(_anchor(mem_pool_host))
         if self._store is None and not self._closed:
-            self._open(self.mem_pool_host)
+            try:
+                with together(self._controller):
+                    self._open(self.mem_pool_host)
+                self._controller = None
+            except BaseException:
+                self.close()
+                raise
         elif self._map is not None and self.mem_pool_host is not self._pool:
             self._take_pool(self.mem_pool_host)
 
@@ -152,8 +168,6 @@ class TardisStorage(HiCacheStorage):
         except BaseException:
             self.close()
             raise
-        finally:
-            self._controller = None  # only its device pool's dtype was wanted
 
     def _take_pool(self, pool: Any) -> None:
         shape = inspect_pool(pool)
@@ -174,9 +188,10 @@ class TardisStorage(HiCacheStorage):
     def _say_start(self) -> None:
         report, stats = self._store.path_report(), self._store.stats()
         logger.info(
-            "tardis: store %s, engine %s, direct I/O %s (%s), capacity %.1f GiB, %d pages recovered, namespace %s, "
-            "layout %s (host %s%s), page of %d bytes in %d pieces%s",
+            "tardis: store %s, rank %s, engine %s, direct I/O %s (%s), capacity %.1f GiB, %d pages recovered, "
+            "namespace %s, layout %s (host %s%s), page of %d bytes in %d pieces%s",
             self._config.path,
+            self._rank,
             report.get("engine"),
             "on" if report.get("direct_io") else "off",
             report.get("reason"),
@@ -209,7 +224,10 @@ class TardisStorage(HiCacheStorage):
             logger.exception("tardis: closing the store %s failed", self._config.path)
 
     def clear(self) -> bool:
-        """Delete everything in the store, durably. Returns whether that worked."""
+        """Delete everything in the store, durably. Returns whether that worked.
+
+        SGLang calls this on every rank; the pages of other ranks and of other servers on the store go as well.
+        """
         store = self._store
         if store is None:
             return False
@@ -252,13 +270,13 @@ class TardisStorage(HiCacheStorage):
     def _weights_after(self, live: weight_updates.LiveWeights) -> str | None:
         if live.unknown is not None:
             return None
-        if live.revision is not None:
-            return f"revision:{live.revision}"
+        if live.model_path is None:
+            return f"revision:live:{common_name(live.update)}"
         weights = identify_weights(self._settings, None, live.model_path, load_format="auto", loaded_at=live.loaded_at)
         if replaces_all_weights(self._settings, live.model_path):
             return weights
         # A part of the model's tensors: the others are what they were, which no file says.
-        return f"revision:live:{uuid.uuid4().hex}"
+        return f"revision:live:{common_name(live.update)}"
 
     def _current(self) -> Any:
         """The namespace in use, or None while closed or suspended. Opened at first use."""
@@ -339,7 +357,8 @@ class TardisStorage(HiCacheStorage):
             extra_info: its ``prefix_keys`` are the keys before ``keys``; the last one becomes the first page's parent.
 
         Returns:
-            For each key whether it is stored now (or was already).
+            For each key whether it is stored now (or was already). Always True on a rank whose pages another rank
+            stores (MLA): nothing is written then.
         """
         return self._set(keys, lambda: self._addresses(host_indices, len(keys)), extra_info)
 
@@ -392,6 +411,10 @@ class TardisStorage(HiCacheStorage):
             namespace = self._current()
             if namespace is None or not keys:
                 return [False] * len(keys)
+            if not self._rank.writes:
+                # SGLang does not ask this of ranks whose pages another one stores; were it to, False would end its
+                # operation.
+                return [True] * len(keys)
             started = time.perf_counter()
             hashes = block_hashes(keys)
             ok = namespace.set(hashes, addresses(), self._parent(extra_info, hashes))
@@ -547,28 +570,6 @@ def _transfer_result(pages: int, hits: dict[str, int]) -> PoolTransferResult:
     if "restorable_prefix_pages" in PoolTransferResult.__dataclass_fields__:
         return PoolTransferResult(pages, hits, list(range(1, pages + 1)))
     return PoolTransferResult(pages, hits)
-
-
-def _refuse_unsupported(config: HiCacheStorageConfig, settings: ServerSettings) -> None:
-    """Raise NotImplementedError for set-ups in which several ranks would share a store, or heads would be split."""
-    sizes = {
-        "--tp-size": config.tp_size,
-        "--pp-size": config.pp_size,
-        "attention context parallel size": getattr(config, "attn_cp_size", 1) or 1,
-        "--dcp-size": getattr(config, "dcp_size", 1) or 1,
-        "--dp-size": settings.get("dp_size", 1) or 1,
-    }
-    several = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-    if several:
-        raise NotImplementedError(
-            f"This release of tardis supports one rank per store; here there are several ({', '.join(several)}). Run "
-            "SGLang with one rank, or use another storage backend."
-        )
-    if getattr(config, "should_split_heads", False) or getattr(config, "tp_lcm_size", None):
-        raise NotImplementedError(
-            "tp_lcm_size (heads split so that servers of different TP sizes share pages) is not supported by this "
-            "release of tardis. Remove it from --hicache-storage-backend-extra-config."
-        )
 
 
 def _exercise_hashing(page_tokens: int) -> None:

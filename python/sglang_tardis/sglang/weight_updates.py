@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -28,17 +27,18 @@ __all__ = ["LiveWeights", "around", "current", "forget", "loaded_at", "note_mode
 
 
 class LiveWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last update left in the model; exactly one of the first three fields is set.
+    """What the last update left in the model.
 
     Attributes:
-        model_path: folder or hub name that the weights were loaded from.
-        revision: a name never used before, for weights that came from memory or another process.
-        unknown: why it cannot be said which pages belong to the weights in use.
+        update: which update of this process it was, such as ``weight-update/3``; every rank counts alike. Names the
+            weights where no file does: they came from memory or another process.
+        model_path: folder or hub name that the weights were loaded from, if they were.
+        unknown: why it cannot be said which pages belong to the weights in use, if it cannot.
         loaded_at: when the update from model_path began (Unix seconds).
     """
 
+    update: str
     model_path: str | None = None
-    revision: str | None = None
     unknown: str | None = None
     loaded_at: float | None = None
 
@@ -47,6 +47,7 @@ _lock = threading.Lock()
 _backends: weakref.WeakSet[Any] = weakref.WeakSet()
 _current: LiveWeights | None = None
 _loaded_at: float | None = None
+_updates = 0
 _hooks: dict[str, Callable[..., Any]] = {}
 
 
@@ -80,7 +81,10 @@ def forget() -> None:
 
 def note_model(original, self, *args, **kwargs):
     """HiCacheController.__init__: built once the model is loaded, whether or not storage is attached by then."""
+    from sglang_tardis.sglang import seams
+
     global _loaded_at
+    seams.install_late()  # the tree's modules are imported by now
     _loaded_at = None  # older releases attach storage in here
     original(self, *args, **kwargs)
     _loaded_at = time.time()
@@ -97,23 +101,24 @@ def around(method: str) -> Callable[..., Any]:
 def _update(method: str) -> Callable[..., Any]:
     def hook(original, self, recv_req, *args, **kwargs):
         needs_session = method in ("update_weights_from_distributed", "update_weights_from_tensor")
+        update = _next()
         refused = needs_session and hasattr(type(self), "_session") and self._session is None
         began = time.time()
         try:
             output = original(self, recv_req, *args, **kwargs)
         except BaseException:
-            _became(LiveWeights(unknown=f"{method} raised an error, so the weights in use are unknown"))
+            _became(update, unknown=f"{method} raised an error, so the weights in use are unknown")
             raise
         if refused and not getattr(output, "success", False):  # turned down before it touched any weight
             return output
         if not getattr(output, "success", False):
-            _became(LiveWeights(unknown=f"{method} did not succeed, so the weights in use are unknown"))
+            _became(update, unknown=f"{method} did not succeed, so the weights in use are unknown")
         elif not getattr(recv_req, "flush_cache", False):
-            _became(LiveWeights(unknown=f"{method} did not flush the cache, which now mixes pages of both weights"))
+            _became(update, unknown=f"{method} did not flush the cache, which now mixes pages of both weights")
         elif method == "update_weights_from_disk" and getattr(recv_req, "load_format", None) != "dummy":
-            _became(LiveWeights(model_path=recv_req.model_path, loaded_at=began))
+            _became(update, model_path=recv_req.model_path, loaded_at=began)
         else:
-            _became(LiveWeights(revision=f"live:{uuid.uuid4().hex}"))
+            _became(update)
         return output
 
     hook.__name__ = f"tardis_{method}"
@@ -122,13 +127,11 @@ def _update(method: str) -> Callable[..., Any]:
 
 def _end_of_session(method: str) -> Callable[..., Any]:
     def hook(original, self, *args, **kwargs):
-        session = getattr(self, "_session", None)
+        session, update = getattr(self, "_session", None), _next()
         output = original(self, *args, **kwargs)
         # Weights written behind SGLang's back (RDMA) show only here: a session that loaded nothing itself.
         if session is not None and not getattr(session, "loaded_weights", False):
-            _became(
-                LiveWeights(unknown="a weight-update session took its weights from outside SGLang, without a flush")
-            )
+            _became(update, unknown="a weight-update session took its weights from outside SGLang, without a flush")
         return output
 
     hook.__name__ = f"tardis_{method}"
@@ -137,6 +140,7 @@ def _end_of_session(method: str) -> Callable[..., Any]:
 
 def _release(method: str) -> Callable[..., Any]:
     def hook(original, self, recv_req, *args, **kwargs):
+        update = _next()
         output = original(self, recv_req, *args, **kwargs)
         # Without a copy in host memory, what is there after resuming is whatever the memory held.
         if (
@@ -144,15 +148,24 @@ def _release(method: str) -> Callable[..., Any]:
             and getattr(self.memory_saver_adapter, "enabled", True)
             and not ServerSettings().get("enable_weights_cpu_backup")
         ):
-            _became(LiveWeights(unknown="the weights were released from GPU memory and not loaded again"))
+            _became(update, unknown="the weights were released from GPU memory and not loaded again")
         return output
 
     hook.__name__ = f"tardis_{method}"
     return hook
 
 
-def _became(weights: LiveWeights) -> None:
+def _next() -> str:
+    """Name of the update that begins now. Taken in every call, whatever comes of it: all ranks must count alike."""
+    global _updates
+    with _lock:
+        _updates += 1
+        return f"weight-update/{_updates}"
+
+
+def _became(update: str, **facts: Any) -> None:
     global _current
+    weights = LiveWeights(update=update, **facts)
     with _lock:
         _current = weights
         backends = list(_backends)
