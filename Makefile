@@ -50,6 +50,15 @@ bench: $(S)/product $(S)/support $(S)/nvcc ## time to first token by where the K
 	@$(ENVIRONMENT) $(PY) bench/serving_ttft.py --l3-dir $(BENCH_DIR)/l3 --out $(BENCH_DIR) \
 	  $(if $(GPU),,--device cpu) $(ARGS)
 
+.PHONY: bench-serving
+bench-serving: $(S)/product $(S)/support $(S)/nvcc ## six workloads by tier: recompute, HiCache-DRAM, file, tardis
+	@$(ENVIRONMENT) $(PY) bench/serving.py --l3-dir $(BENCH_DIR)/l3 --out $(BENCH_DIR) --json $(BENCH_DIR)/serving.json \
+	  $(if $(GPU),,--device cpu --quick) $(ARGS)
+
+.PHONY: wheel
+wheel: ## manylinux wheels for Python 3.11 and 3.12 in dist/, tried out in a bare Debian root
+	@bash scripts/make-wheels $(ARGS)
+
 .PHONY: lint
 lint: $(S)/test ## ruff and clang-format, nothing is changed
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .

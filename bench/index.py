@@ -44,9 +44,7 @@ def page_keys(chain: int) -> list[str]:
 
 def open_store(folder: pathlib.Path, objects: int) -> tuple[Store, Namespace]:
     """The store under test, large enough that nothing is evicted."""
-    options = StoreOptions(
-        capacity_bytes=2 * GIB + objects * PAGE * 6 // 5, object_bytes_hint=PAGE, free_space_floor=0
-    )
+    options = StoreOptions(capacity_bytes=2 * GIB + objects * PAGE * 6 // 5, object_bytes_hint=PAGE, free_space_floor=0)
     store = Store(folder, options)
     return store, store.namespace(FINGERPRINT, "{}", LAYOUT)
 
@@ -101,7 +99,9 @@ def synthetic(report: Report, program: pathlib.Path, shared: str, folder: pathli
     million = objects <= 1_000_000
     where = "tmpfs" if is_memory(folder) else "disk"
     report.add("insert, one core", "core", size, result["inserts_per_second"] / 1e6, "M/s", None)
-    report.add("lookup, one core", "core", size, result["lookup_keys_per_second"] / 1e6, "M/s", 5.0 if million else None)
+    report.add(
+        "lookup, one core", "core", size, result["lookup_keys_per_second"] / 1e6, "M/s", 5.0 if million else None
+    )
     report.add("lookup of 128, p99", "core", size, result["batch_p99_us"], "us", None if million else 200.0)
     report.add("index bytes an object", "core", size, result["bytes_per_object"], "B", 96.0)
     report.add("checkpoint write", f"core, {where}", size, result["checkpoint_write_seconds"], "s", None)

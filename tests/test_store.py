@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 from sglang_tardis import store as tardis
@@ -241,8 +242,10 @@ def test_an_error_in_a_progress_callback_is_the_callers(tmp_path):
         tardis.verify(tmp_path / "store", progress=explode)
 
 
-@pytest.mark.parametrize("setting", ["queue_depth", "bounce_buffers"])
-@pytest.mark.parametrize("value", [0, -1, 2**32 + 1])
+@pytest.mark.parametrize(
+    "setting, value",
+    [("queue_depth", -1), ("queue_depth", 2**32 + 1)] + [("bounce_buffers", value) for value in (0, -1, 2**32 + 1)],
+)
 def test_numbers_out_of_range_are_refused_by_name(tmp_path, setting, value):
     options = tardis.StoreOptions(capacity_bytes=64 << 20, free_space_floor=0, **{setting: value})
     with pytest.raises(ValueError, match=setting):

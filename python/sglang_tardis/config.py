@@ -89,14 +89,14 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Meta(
             min_length=1,
             description="Folder of the store; made if missing. `~` and environment variables are expanded, after which "
-            "it must be absolute. Put it on local NVMe.",
+            "it must be absolute. Put it on local NVMe. All ranks and servers of a host may share it.",
         ),
     ] = "~/.cache/sglang-tardis"
     capacity: Annotated[
         int | str,
         _size(
-            "Hard cap on what the store allocates on disk. `0` or `auto`: the smaller of 100 GiB and half of the free "
-            "space; for an existing store, what it has.",
+            "Hard cap on what the store allocates on disk: one number for the whole host, not per rank. `0` or `auto`: "
+            "the smaller of 100 GiB and half of the free space; for an existing store, what it has.",
             auto=True,
         ),
     ] = "auto"
@@ -127,7 +127,14 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "makes its absence an error."
         ),
     ] = "auto"
-    queue_depth: Annotated[int, Meta(ge=1, le=4096, description="I/O requests in flight.")] = 128
+    queue_depth: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4096,
+            description="I/O requests in flight. `0`: as many as the device gains from, found while it works.",
+        ),
+    ] = 0
     io_workers: Annotated[
         int,
         Meta(
@@ -156,6 +163,23 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         int | str,
         _size("Written pages become durable before the interval ends once this much is waiting.", minimum=1),
     ] = "256MiB"
+    checkpoint_interval_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="How often the index is saved while something is written, so that opening after a crash need "
+            "not read every header. `0`: only when the store is closed.",
+        ),
+    ] = 300
+    shared_memory: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Folder of a tmpfs for the index that all processes of a store share (about 100 bytes a page). "
+            "It must be the same for all of them; containers that use one store must share it.",
+        ),
+    ] = "/dev/shm"
     verify_reads: Annotated[
         bool,
         Meta(
@@ -207,6 +231,8 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             bounce_buffers=self.bounce_buffers,
             flush_bytes=self.flush_group_bytes,
             flush_milliseconds=self.flush_interval_ms,
+            checkpoint_seconds=self.checkpoint_interval_s,
+            shared_memory=self.shared_memory,
             verify_reads=self.verify_reads,
         )
 
@@ -325,9 +351,11 @@ def load_config(
             if key not in merged:
                 merged[key], origin[key] = value, source
     config = TardisConfig(**merged)
-    return msgspec.structs.replace(
-        config, path=_expand_path(config.path, origin.get("path", "the default settings"), environ)
-    )
+    folders = {
+        key: _expand_path(key, getattr(config, key), origin.get(key, "the default settings"), environ)
+        for key in ("path", "shared_memory")
+    }
+    return msgspec.structs.replace(config, **folders)
 
 
 def _parse_text(text: str, source: str) -> tuple[Mapping[str, Any], str]:
@@ -435,9 +463,9 @@ def _parse_yaml(text: str) -> Any:
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
-def _expand_path(path: str, source: str, environ: Mapping[str, str]) -> str:
+def _expand_path(key: str, path: str, source: str, environ: Mapping[str, str]) -> str:
     def fail(problem: str) -> ConfigError:
-        return ConfigError(f"setting 'path' = {_show(path)} from {source}: {problem}")
+        return ConfigError(f"setting {key!r} = {_show(path)} from {source}: {problem}")
 
     def variable(match: re.Match[str]) -> str:
         name = match[1] or match[2]

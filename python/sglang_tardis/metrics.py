@@ -23,6 +23,9 @@ _GAUGES = {
     "tardis_payload_bytes": ("payload_bytes", "Bytes of live pages."),
     "tardis_pages_live": ("slots_live", "Pages that can be read."),
     "tardis_pages_quarantined": ("slots_quarantined", "Slots kept aside because their bytes were corrupt."),
+    "tardis_processes": ("processes", "Processes that use the store."),
+    "tardis_index_bytes": ("index_bytes", "Shared memory that the index takes."),
+    "tardis_registered_bytes": ("registered_bytes", "Host memory registered with io_uring."),
     "tardis_io_peak_in_flight": ("io_peak_in_flight", "Most I/O requests that were in flight at once."),
 }
 _COUNTERS = {
@@ -45,6 +48,10 @@ _COUNTERS = {
     "tardis_written_bytes": ("set_bytes", "Bytes of pages written."),
     "tardis_evicted_pages": ("evicted_pages", "Pages evicted to make room."),
     "tardis_cleared_pages": ("cleared_pages", "Pages deleted on request."),
+    "tardis_checkpoints": ("checkpoints", "Times this process saved the index beside the data."),
+    "tardis_read_batches": ("read_batches", "Batches of reads."),
+    "tardis_read_batches_delayed": ("read_batches_delayed", "Batches of reads beside which a flush ran."),
+    "tardis_write_batches_yielded": ("writes_yielded", "Batches of writes that held back for reads."),
     "tardis_flush_failures": ("flush_failures", "Flushes to disk that failed."),
     "tardis_io_errors": ("io_errors", "I/O requests that failed."),
     "tardis_bounced_requests": ("bounced_requests", "I/O requests that went through an aligned bounce buffer."),

@@ -72,7 +72,7 @@ class TardisError(Exception):
 
 
 class StoreBusyError(TardisError):
-    """Another process holds the store."""
+    """Another process has the store open and cannot be joined, or must be alone."""
 
 
 class StoreFormatError(TardisError):
@@ -169,14 +169,16 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     free_space_floor: int = 2 << 30
     engine: Literal["auto", "io_uring", "sync"] = "auto"
     direct_io: Literal["auto", "on", "off"] = "auto"
-    queue_depth: int = 128
+    queue_depth: int = 0
     io_workers: int = 0
     bounce_buffers: int = 32
     flush_bytes: int = 256 << 20
     flush_milliseconds: int = 50
+    checkpoint_seconds: int = 300
+    shared_memory: str = "/dev/shm"
     verify_reads: bool = True
 
-    def _settings(self) -> dict[str, int]:
+    def _settings(self) -> dict[str, int | str]:
         settings = msgspec.structs.asdict(self)
         settings["engine"] = ("auto", "io_uring", "sync").index(self.engine)
         settings["direct"] = ("auto", "on", "off").index(settings.pop("direct_io"))
@@ -240,7 +242,7 @@ class Namespace:
 
 
 class Store:
-    """The object store in one folder, used by this process alone.
+    """The object store in one folder, which other processes may have open too: they share its index and capacity.
 
     Args:
         path: folder; made when missing.
@@ -248,8 +250,9 @@ class Store:
         create: make the store when the folder holds none.
 
     Raises:
-        StoreBusyError: another process holds it. StoreFormatError: foreign or newer. StoreSettingError: a setting is
-            wrong. TardisError: the operating system refused (code permission, no_space, io).
+        StoreBusyError: a process has it open that this one cannot share the index with. StoreFormatError: foreign or
+            newer. StoreSettingError: a setting is wrong. TardisError: the operating system refused (code permission,
+            no_space, io).
     """
 
     def __init__(
@@ -284,6 +287,24 @@ class Store:
         with _translated():
             handle = self._core.open_namespace(fingerprint, description, layout.parts, list(layout.region_bytes))
         return Namespace(self, handle, layout)
+
+    def register_memory(self, address: int, size: int) -> None:
+        """Tell the store of memory that many calls will use, so that the kernel need not look its pages up each time.
+
+        A hint: what cannot be registered works as before; `stats()["registered_bytes"]` says how much was.
+
+        Args:
+            address: of the first byte. size: bytes. Unregister it, or close the store, before it is freed.
+
+        Raises:
+            TardisError: it overlaps memory that is registered.
+        """
+        with _translated():
+            self._core.register_memory(address, size)
+
+    def unregister_memory(self, address: int) -> None:
+        """Undo `register_memory`; no call may be using the memory."""
+        self._core.unregister_memory(address)
 
     def flush(self) -> None:
         """Return when everything stored before the call is durable. Raises TardisError if the device failed."""

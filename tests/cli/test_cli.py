@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sglang_tardis
-from sglang_tardis.cli import clear, doctor, render
+from sglang_tardis.cli import choose, doctor, render
 from sglang_tardis.cli.main import main
 
 PARTS, REGION = 2, 8192
@@ -105,8 +105,6 @@ def test_info_of_a_store_in_use(store: Path, capsys):
     with Store(store, create=False):
         _, out, _ = run(capsys, "info", store)
         assert f"in use by    pid {os.getpid()}" in out
-        failure(capsys, "verify", store)
-        failure(capsys, "clear", store, "--yes")
 
 
 def test_info_survives_damaged_descriptions(store: Path, capsys):
@@ -242,24 +240,33 @@ def test_clear_asks(store: Path, capsys, monkeypatch, answer: str, left: int):
 
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     status, out, err = run(capsys, "clear", store)
-    assert "Delete 8 pages (256.0 KiB)" in out
-    assert (status, err) == ((0, "") if left == 0 else (2, "tardis clear: nothing deleted\n"))
+    question, _, said = err.partition("[y/N] ")
+    assert question == f"Delete 8 pages (256.0 KiB) of {store}? "
+    assert (status, said) == ((0, "") if left == 0 else (2, "tardis clear: nothing deleted\n"))
+    assert out == (f"deleted 8 pages of {store}\n" if left == 0 else "")
     assert json.loads(run(capsys, "info", store, "--json")[1])["objects"] == left
+
+
+def test_clear_answers_in_json(store: Path, capsys):
+    fingerprint = identity().fingerprint().hex()
+    _, out, _ = run(capsys, "clear", store, "--namespace", fingerprint, "--yes", "--json")
+    assert json.loads(out) == {"path": str(store), "namespace": fingerprint, "deleted": 5}
+    assert json.loads(run(capsys, "clear", store, "--yes", "--json")[1])["deleted"] == 3
 
 
 def test_an_ambiguous_prefix_is_refused():
     spaces = [{"fingerprint": "abcd" + "0" * 28, "description": "{}"}, {"fingerprint": "abcd" + "1" * 28}]
-    with pytest.raises(clear.CommandError, match="2 namespaces begin"):
-        clear._choose(spaces, "abcd")
+    with pytest.raises(choose.CommandError, match="2 namespaces begin"):
+        choose.namespace(spaces, "abcd")
 
 
 # --- errors of every command
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "clear"])
+@pytest.mark.parametrize("command", ["info", "ls", "verify", "rm --key 1 --yes", "prune --to 0 --yes", "clear --yes"])
 def test_paths_that_are_no_store(command: str, tmp_path: Path, capsys):
     needs_core()
-    options = ["--yes"] if command == "clear" else []
+    command, *options = command.split()
     (tmp_path / "file").write_text("hello")
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "missing", tmp_path / "file", tmp_path / "empty", tmp_path / "new\nline"):
@@ -272,7 +279,7 @@ def test_a_damaged_superblock_is_one_line(store: Path, capsys):
     for path in store.iterdir():
         if path.is_file() and "lock" not in path.name:
             path.write_bytes(os.urandom(path.stat().st_size))
-    for command in (["info"], ["verify"], ["clear", "--yes"]):
+    for command in (["info"], ["ls"], ["verify"], ["rm", "--key", "1", "--yes"], ["clear", "--yes"]):
         failure(capsys, command[0], store, *command[1:])
 
 
@@ -332,7 +339,7 @@ def test_streams_that_are_closed_or_full_change_no_result(store: Path):
 def test_a_terminal_without_the_names_characters(tmp_path: Path):
     needs_core()
     fill(tmp_path / "日本", "llama", 1, 1)
-    for command in ("info", "verify", "clear --yes"):
+    for command in ("info", "ls --summary", "verify", "clear --yes"):
         result = subprocess.run(
             [sys.executable, "-m", "sglang_tardis.cli", *command.split(), str(tmp_path / "日本")],
             capture_output=True, text=True, env=environment(PYTHONIOENCODING="ascii"), check=False,
@@ -340,7 +347,7 @@ def test_a_terminal_without_the_names_characters(tmp_path: Path):
         assert result.returncode == 0 and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "clear"])
+@pytest.mark.parametrize("command", ["info", "ls", "verify", "clear"])
 def test_a_path_that_is_not_utf8_is_one_line(command: str, tmp_path: Path, capsys):
     needs_core()
     assert "expected a name in UTF-8" in failure(capsys, command, f"{tmp_path}/\udcff")
@@ -409,6 +416,16 @@ def test_doctor_before_the_first_start(tmp_path: Path, capsys, monkeypatch, no_s
     assert list(tmp_path.iterdir()) == [], "doctor leaves nothing behind"
 
 
+def test_doctor_looks_at_the_shared_memory(tmp_path: Path, monkeypatch):
+    found = doctor._shared_memory()
+    assert found.name == "/dev/shm" and found.status in ("ok", "note") and "pages of a store in use" in found.detail
+    assert doctor._shared_memory(str(tmp_path / "none")).status == "problem"
+    monkeypatch.setattr(doctor, "_LITTLE_SHARED_MEMORY", 1 << 60)
+    assert doctor._shared_memory(str(tmp_path)).status == "note"
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert "not writable" in doctor._shared_memory(str(tmp_path)).detail
+
+
 def test_doctor_reports_a_forced_engine(tmp_path: Path, capsys, monkeypatch, no_sglang):
     needs_core()
     monkeypatch.setenv(
@@ -435,7 +452,7 @@ def test_doctor_takes_paths_like_the_other_commands(store: Path, capsys, monkeyp
 
 
 def test_doctor_with_a_wrong_configuration(capsys, monkeypatch, no_sglang):
-    monkeypatch.setenv("TARDIS_CONFIG", '{"queue_depth": 0}')
+    monkeypatch.setenv("TARDIS_CONFIG", '{"queue_depth": -1}')
     status, found = findings(capsys)
     assert status == 1 and "queue_depth" in found["configuration"]["detail"]
     assert "storage path" not in found and "GPU" in found

@@ -4,31 +4,24 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from .errors import EXIT_OK, CommandError
-from .render import human_bytes, printable
-
-_SHORTEST_PREFIX = 4
+from . import choose
+from .errors import EXIT_OK
+from .render import human_bytes, print_json, printable
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
         "clear",
-        help="delete stored pages",
+        help="delete all pages",
         description="Delete the pages of a store, or of one namespace. When the command returns they cannot come back. "
-        "No server may be using the store (POST /hicache/storage-backend/clear empties one in use).",
+        "A server may be using the store.",
     )
     parser.add_argument("path", nargs="?", metavar="PATH", help="folder of the store")
-    parser.add_argument(
-        "--namespace",
-        metavar="FINGERPRINT",
-        help=f"only this namespace: as `tardis info` shows it, or its first digits (at least {_SHORTEST_PREFIX})",
-    )
+    choose.add_namespace(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -37,55 +30,19 @@ def run(args: argparse.Namespace) -> int:
     from ..store import Store, inspect
 
     facts = inspect(args.path)
-    chosen = None if args.namespace is None else _choose(facts["namespaces"], args.namespace)
+    chosen = None if args.namespace is None else choose.namespace(facts["namespaces"], args.namespace)
     counted = facts if chosen is None else chosen
     what = f"namespace {chosen['fingerprint']} of " if chosen else ""
     if not args.yes:
-        _ask(
+        choose.confirm(
             f"Delete {counted['objects']} pages ({human_bytes(counted['payload_bytes'])}) of "
-            f"{what}{printable(args.path)}? [y/N] "
+            f"{what}{printable(args.path)}?",
+            "nothing deleted",
         )
-    with _closing(Store(args.path, create=False)) as store:
+    with choose.closing(Store(args.path, create=False)) as store:
         pages = store.clear(None if chosen is None else bytes.fromhex(chosen["fingerprint"]))
-    print(f"deleted {pages} pages of {what}{printable(args.path)}")
+    if args.json:
+        print_json({"path": args.path, "namespace": chosen and chosen["fingerprint"], "deleted": pages})
+    else:
+        print(f"deleted {pages} pages of {what}{printable(args.path)}")
     return EXIT_OK
-
-
-class _closing:
-    """contextlib.closing, but an error while closing must not hide the one that came before."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def __enter__(self) -> Any:
-        return self._store
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            self._store.close()
-        except Exception:
-            if kind is None:
-                raise
-
-
-def _choose(namespaces: Sequence[Mapping[str, Any]], prefix: str) -> Mapping[str, Any]:
-    if len(prefix) < _SHORTEST_PREFIX:
-        raise CommandError(f"--namespace {printable(prefix)}: give at least {_SHORTEST_PREFIX} digits")
-    found = [one for one in namespaces if one["fingerprint"].startswith(prefix.lower())]
-    if len(found) != 1:
-        known = ", ".join(one["fingerprint"] for one in (found or namespaces)[:8]) or "none"
-        raise CommandError(
-            f"--namespace {printable(prefix)}: {len(found)} namespaces begin like that; there are: {known}"
-        )
-    return found[0]
-
-
-def _ask(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise CommandError("nobody can be asked here (stdin is no terminal); add --yes to delete without asking")
-    try:
-        answer = input(question)
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        raise CommandError("nothing deleted")

@@ -34,6 +34,11 @@ print("\\n{_SEAMS_MARK}" + json.dumps(seams), flush=True)
 # Of the format (docs/on-disk-format.md): the least size of a segment, and what the capacity must hold beside segments.
 _MIN_SEGMENT_BYTES = 4 << 20
 _METADATA_BYTES = 1 << 20
+# Of the shared index (docs/on-disk-format.md): its tmpfs, what a page takes there at most, and docker's default size,
+# which is too small for large stores.
+_INDEX_FOLDER = "/dev/shm"
+_INDEX_BYTES_PER_PAGE = 96
+_LITTLE_SHARED_MEMORY = 64 << 20
 _IO_URING_SETUP = 425  # the same number on every architecture
 
 
@@ -183,19 +188,22 @@ def _io_uring() -> Finding:
     return Finding("io_uring", "note", f"not available: {why}; a pool of threads does the I/O instead")
 
 
-def _shared_memory() -> Finding:
+def _shared_memory(folder: str = _INDEX_FOLDER) -> Finding:
+    """Where the processes of a store share its index."""
     try:
-        space = os.statvfs("/dev/shm")
+        space = os.statvfs(folder)
     except OSError as error:
-        return Finding(
-            "/dev/shm", "note", f"{error.strerror}; this release of tardis does not use it, torch and NCCL do"
-        )
+        return Finding(folder, "problem", f"{error.strerror}; the index of a store in use lives there: mount a tmpfs")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding(folder, "problem", "not writable by this user; the index of a store in use lives there")
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-    return Finding(
-        "/dev/shm",
-        "ok",
-        f"{human_bytes(free)} free of {human_bytes(size)} (this release of tardis does not use it, torch and NCCL do)",
+    text = (
+        f"{human_bytes(free)} free of {human_bytes(size)}: room for the index of about "
+        f"{free // _INDEX_BYTES_PER_PAGE:,} pages of a store in use"
     )
+    if free < _LITTLE_SHARED_MEMORY:
+        return Finding(folder, "note", f"{text}; a large store needs more (docker: --shm-size), torch and NCCL as well")
+    return Finding(folder, "ok", text)
 
 
 def _gpu() -> Finding:

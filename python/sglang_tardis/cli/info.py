@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import EXIT_OK
-from .render import human_bytes, printable, table
+from .render import human_bytes, print_json, printable, table
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from ..store import inspect
 
     facts = inspect(args.path)
-    print(json.dumps(facts, indent=2) if args.json else describe(facts))
+    print_json(facts) if args.json else print(describe(facts))
     return EXIT_OK
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..config import ConfigError, load_config
-from . import clear, doctor, info, verify
+from . import bench, clear, doctor, info, ls, prune, rm, sglang_patch, verify
 from .errors import EXIT_ERROR, CommandError
 
 
@@ -20,12 +20,12 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
         prog="tardis",
-        description="Look at, check and empty a sglang-tardis store, and find out how it will do its I/O.",
+        description="Look at, check, prune and measure a sglang-tardis store, and find out how it will do its I/O.",
         epilog="PATH is the folder of the store; without it, the one that TARDIS_CONFIG or the defaults name.",
     )
     parser.add_argument("--version", action="version", version=f"tardis {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (info, verify, clear, doctor):
+    for module in (info, ls, verify, rm, prune, clear, bench, doctor, sglang_patch):
         module.add_parser(commands)
     return parser
 

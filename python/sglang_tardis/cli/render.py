@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
+
+
+def print_json(answer: Any) -> None:
+    """What --json prints."""
+    print(json.dumps(answer, indent=2))
 
 
 def human_bytes(count: int) -> str:
