@@ -39,8 +39,10 @@ struct BlockDeviceOptions {
   enum class Direct : std::uint8_t { kAuto, kOn, kOff };
   Engine engine = Engine::kAuto;
   Direct direct = Direct::kAuto;
-  std::uint32_t queue_depth = 128;  // SQEs in flight for one run()
-  std::uint32_t workers = 0;  // threads of the pool that does sync I/O and runs completions; 0: twice the CPUs, 8 to 16
+  std::uint32_t queue_depth =
+      0;                      // requests in flight for one run(); 0: what the device gains from, found while it works
+  std::uint32_t workers = 0;  // threads of the pool that does sync I/O and runs completions; 0: twice the CPUs, 8 to
+                              // 16, of which sync I/O uses as many as gain anything
   std::uint32_t bounce_buffers = 32;  // bound of the aligned bounce pool
   std::uint32_t bounce_bytes = 1u << 20;
 };
@@ -60,6 +62,18 @@ struct BlockDeviceCounters {
   std::uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0, bounced_requests = 0, bounced_bytes = 0,
                 errors = 0;
   std::uint64_t peak_in_flight = 0;
+  // Reads before writes. A read batch is a run() with a read in it; it is delayed by a flush that runs at the same
+  // time.
+  std::uint64_t read_batches = 0;
+  std::uint64_t read_batches_delayed = 0;        // by a flush
+  std::uint64_t read_batches_delayed_again = 0;  // by a second one: never, in this process
+  std::uint64_t max_flushes_per_read_batch = 0;
+  std::uint64_t writes_yielded = 0;     // write batches that held back for a read batch
+  std::uint64_t flushes_postponed = 0;  // that waited for a read batch, or for another flush
+  // Of the memory given to register_memory(): what the kernel took, what it did not, and how often it was used.
+  std::uint64_t registered_bytes = 0, not_registered_bytes = 0, registered_requests = 0;
+  // What queue_depth and workers stand at, after what was learnt.
+  std::uint64_t read_depth = 0, write_depth = 0;
 };
 
 // Thread-safe: run() may be called from several threads at once, each gets its own queue.
@@ -82,10 +96,21 @@ class BlockDevice {
   // has returned. Never throws; failures are per request.
   virtual void run(std::span<IoRequest> requests, const Completion& on_complete) = 0;
 
-  // fdatasync. A failure is final for the data written before it (the caller must not retry it).
+  // fdatasync. A failure is final for the data written before it (the caller must not retry it). Starts only while no
+  // other flush of this device runs and no read batch runs that another flush has delayed already; so it waits for the
+  // read batches of one moment at most.
   virtual Status flush(FileId file) = 0;
 
+  // Tells the device of memory that many requests will use, such as a host page pool, so that the kernel need not look
+  // it up for each. Only a hint: what cannot be registered (no such engine, too little locked memory) works as before,
+  // and counters().not_registered_bytes says so. Fails if the range overlaps one that is registered. No request may use
+  // the memory from unregister_memory() until it returns; it must be called before the memory is freed.
+  virtual Status register_memory(void* /*base*/, std::size_t /*bytes*/) { return {}; }
+  virtual void unregister_memory(void* /*base*/) {}
+
   virtual IoGeometry geometry() const = 0;
+  // Requests that lie side by side in a file are best joined to one of up to this many bytes; 0: better not.
+  virtual std::uint64_t join_bytes() const { return 0; }
   virtual const PathReport& report() const = 0;
   virtual BlockDeviceCounters counters() const = 0;
 };

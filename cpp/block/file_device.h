@@ -3,12 +3,14 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "block/block_device.h"
 #include "block/bounce_pool.h"
 #include "block/file_table.h"
+#include "block/run_scope.h"
 #include "block/worker_pool.h"
 
 namespace tardis {
@@ -19,6 +21,10 @@ struct DeviceSetup {
   IoGeometry geometry;
   PathReport report;
   int keep_open_fd = -1;
+  // What queue_depth 0 may become; `least` and `most` are equal where the setting names a depth.
+  QueueTuner::Limits depth{128, 128, 128};
+  // fdatasync, except in tests of slow and failing drives. 0 or an errno.
+  std::function<int(int fd)> sync_file;
 };
 
 class FileDevice : public BlockDevice {
@@ -31,6 +37,7 @@ class FileDevice : public BlockDevice {
   Result<std::uint64_t> file_bytes(FileId file) override;
   Status flush(FileId file) override;
   IoGeometry geometry() const override { return setup_.geometry; }
+  std::uint64_t join_bytes() const override;
   const PathReport& report() const override { return setup_.report; }
   BlockDeviceCounters counters() const override;
 
@@ -41,6 +48,7 @@ class FileDevice : public BlockDevice {
   void count_finished(const IoRequest& request, std::uint64_t bytes, bool bounced);
   void transfer_started();
   void transfer_ended();
+  RunState& run_state() { return run_state_; }
 
   const DeviceSetup setup_;
   const std::unique_ptr<WorkerPool> workers_;
@@ -55,6 +63,7 @@ class FileDevice : public BlockDevice {
         bounced_bytes{0}, errors{0}, in_flight{0}, peak_in_flight{0};
   };
   Counters counters_;
+  RunState run_state_;
 };
 
 }  // namespace tardis

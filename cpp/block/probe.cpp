@@ -16,6 +16,7 @@
 #include "base/unique_fd.h"
 #include "block/block_device.h"
 #include "block/filesystem.h"
+#include "block/numa.h"
 #include "block/sync_device.h"
 #include "block/uring_probe.h"
 
@@ -31,6 +32,8 @@ constexpr std::uint32_t kMaxBounceBuffers = 65536;
 constexpr std::uint32_t kMinBounceBytes = 4096;
 constexpr std::uint32_t kMaxBounceBytes = 1u << 30;
 constexpr std::size_t kProbeBytes = 64 << 10;
+// Requests of 1 MiB: fewer than this leave a fast drive waiting, and none has gained from more.
+constexpr QueueTuner::Limits kUringDepth{32, 64, 256};
 
 Status check_range(const char* setting, std::uint32_t value, std::uint32_t least, std::uint32_t most) {
   if (value >= least && value <= most) return {};
@@ -39,7 +42,7 @@ Status check_range(const char* setting, std::uint32_t value, std::uint32_t least
 }
 
 Status check_options(const BlockDeviceOptions& options) {
-  for (const auto& status : {check_range("queue_depth", options.queue_depth, 1, kMaxQueueDepth),
+  for (const auto& status : {check_range("queue_depth", options.queue_depth, 0, kMaxQueueDepth),
                              check_range("io_workers", options.workers, 0, kMaxWorkers),
                              check_range("bounce_buffers", options.bounce_buffers, 1, kMaxBounceBuffers),
                              check_range("bounce_bytes", options.bounce_bytes, kMinBounceBytes, kMaxBounceBytes)}) {
@@ -142,6 +145,18 @@ struct Choice {
   IoGeometry geometry;
 };
 
+QueueTuner::Limits uring_depth(const BlockDeviceOptions& options) {
+  if (options.queue_depth == 0) return kUringDepth;
+  return {options.queue_depth, options.queue_depth, options.queue_depth};
+}
+
+// A request of the sync engine takes a thread, and the thread that asks is one of them.
+QueueTuner::Limits sync_depth(const BlockDeviceOptions& options, unsigned threads) {
+  const unsigned all = options.queue_depth == 0 ? threads + 1 : std::min(options.queue_depth, threads + 1);
+  const bool adaptive = options.queue_depth == 0 && options.workers == 0;
+  return {adaptive ? std::min(2u, all) : all, all, all};
+}
+
 Result<Choice> choose(const std::string& folder, const BlockDeviceOptions& options, int keep_open_fd) {
   const auto facts = filesystem_facts(folder);
   if (!facts) return facts.error();
@@ -185,7 +200,7 @@ Result<Choice> choose(const std::string& folder, const BlockDeviceOptions& optio
     }
     if (::fstat(fd, &status) != 0) return errno_error(errno, "fstat of the self-test file");
     const bool readable = status.st_size >= static_cast<off_t>(unit);
-    obstacle = why_no_io_uring(options.queue_depth, keep_open_fd, readable ? fd : -1, memory->data(), unit);
+    obstacle = why_no_io_uring(uring_depth(options).most, keep_open_fd, readable ? fd : -1, memory->data(), unit);
     if (obstacle && options.engine == Engine::kIoUring) {
       return Error{Code::kInvalidArgument, "engine is io_uring, but this machine cannot serve it: " + *obstacle +
                                                ". Set engine to auto or sync"};
@@ -235,12 +250,24 @@ Result<std::unique_ptr<BlockDevice>> open_block_device(const std::string& folder
   std::size_t threads = options.workers;
   // With the sync engine a thread is a place in the drive's queue, so few CPUs still get several.
   if (threads == 0) threads = std::clamp<std::size_t>(2 * std::size_t{std::thread::hardware_concurrency()}, 8, 16);
-  auto workers = WorkerPool::create(threads);
+  struct stat status;
+  std::optional<NumaPlace> place;
+  if (::stat(folder.c_str(), &status) == 0) place = numa_place(status.st_dev);
+  if (place) choice->report.reason += "; workers run on NUMA node " + std::to_string(place->node) + ", the drive's";
+  auto workers = WorkerPool::create(threads, place ? &place->cpus : nullptr);
   if (!workers) return workers.error();
-  DeviceSetup setup{options, choice->geometry, std::move(choice->report), keep_open_fd};
+  DeviceSetup setup;
+  setup.options = options;
+  setup.geometry = choice->geometry;
+  setup.report = std::move(choice->report);
+  setup.keep_open_fd = keep_open_fd;
 #if TARDIS_HAS_IO_URING
-  if (setup.report.engine == "io_uring") return make_uring_device(std::move(setup), std::move(*workers));
+  if (setup.report.engine == "io_uring") {
+    setup.depth = uring_depth(options);
+    return make_uring_device(std::move(setup), std::move(*workers));
+  }
 #endif
+  setup.depth = sync_depth(options, static_cast<unsigned>(threads));
   return std::unique_ptr<BlockDevice>(std::make_unique<SyncDevice>(std::move(setup), std::move(*workers)));
 }
 
@@ -256,7 +283,7 @@ Result<PathReport> probe_path(const std::string& folder, const BlockDeviceOption
   PathReport report;
   report.filesystem = facts->name;
   report.logical_block = facts->logical_block;
-  const auto obstacle = why_no_io_uring(options.queue_depth, -1, -1, nullptr, 0);
+  const auto obstacle = why_no_io_uring(uring_depth(options).most, -1, -1, nullptr, 0);
   report.engine = obstacle || options.engine == Engine::kSync || facts->in_memory ? "sync" : "io_uring";
   report.reason = (obstacle ? *obstacle : std::string("io_uring can be set up")) +
                   (facts->in_memory ? "; " + facts->name + " keeps files in memory: buffered I/O with the sync engine"

@@ -12,11 +12,17 @@
 namespace tardis {
 
 void SyncDevice::run(std::span<IoRequest> requests, const Completion& on_complete) {
-  const std::size_t parallel = std::min<std::size_t>(workers_->threads() + 1, setup_.options.queue_depth);
-  workers_->parallel_for(requests.size(), parallel, [&](std::size_t i) {
-    execute(requests[i]);
-    if (on_complete) on_complete(requests[i]);
-  });
+  if (requests.empty()) return;
+  RunScope scope(run_state(), requests);
+  const std::size_t parallel = std::min<std::size_t>(workers_->threads() + 1, scope.depth());
+  const std::function<bool(std::size_t)> may_join = [&scope](std::size_t running) { return scope.may_start(running); };
+  workers_->parallel_for(
+      requests.size(), parallel,
+      [&](std::size_t i) {
+        execute(requests[i]);
+        if (on_complete) on_complete(requests[i]);
+      },
+      &may_join);
 }
 
 void SyncDevice::execute(IoRequest& request) {

@@ -22,10 +22,11 @@ std::size_t file_slots() {
 
 std::unique_ptr<UringRing> UringRing::create(unsigned entries, int keep_open_fd, Failure* failure) {
   auto made = std::make_unique<UringRing>(Passkey());
-  // Without COOP_TASKRUN every completion interrupts the submitting thread, which will ask for them anyway. Kernels
-  // before 5.19 do not know it and say EINVAL.
+  // Without COOP_TASKRUN every completion interrupts the submitting thread, which will ask for them anyway; with
+  // TASKRUN_FLAG it sees that there are some. Kernels before 5.19 do not know them and say EINVAL.
   int result = -EINVAL;
-  for (const unsigned flags : {IORING_SETUP_CLAMP | IORING_SETUP_COOP_TASKRUN, IORING_SETUP_CLAMP}) {
+  for (const unsigned flags :
+       {IORING_SETUP_CLAMP | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, IORING_SETUP_CLAMP}) {
     result = io_uring_queue_init(entries, &made->ring_, flags);
     if (result != -EINVAL) break;
   }
@@ -83,6 +84,12 @@ void UringRing::drop_closed_files() {
 }
 
 std::unique_ptr<UringRing> UringPool::acquire(UringRing::Failure* failure) {
+  auto ring = take(failure);
+  if (ring != nullptr) buffers_.attach(*ring);
+  return ring;
+}
+
+std::unique_ptr<UringRing> UringPool::take(UringRing::Failure* failure) {
   std::unique_lock lock(mutex_);
   bool may_create = true;
   for (;;) {
@@ -112,8 +119,9 @@ void UringPool::release(std::unique_ptr<UringRing> ring) {
     if (ring->broken) {
       --rings_;
     } else {
-      // Under the lock, so that a file closed meanwhile is dropped either here or by drop_closed_files().
+      // Under the lock, so that a file closed meanwhile is dropped either here or by drop_closed_files(); memory alike.
       ring->drop_closed_files();
+      buffers_.attach(*ring);
       idle_.push_back(std::move(ring));
     }
   }
@@ -124,6 +132,11 @@ void UringPool::release(std::unique_ptr<UringRing> ring) {
 void UringPool::drop_closed_files() {
   const std::lock_guard lock(mutex_);
   for (auto& ring : idle_) ring->drop_closed_files();
+}
+
+void UringPool::attach_buffers() {
+  const std::lock_guard lock(mutex_);
+  for (auto& ring : idle_) buffers_.attach(*ring);
 }
 
 }  // namespace tardis

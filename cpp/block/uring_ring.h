@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "block/file_table.h"
+#include "block/uring_buffers.h"
 
 namespace tardis {
 
@@ -45,6 +46,11 @@ class UringRing {
   // A ring whose system call failed in an unknown way is not used again.
   bool broken = false;
 
+  // Kept by UringBuffers::attach().
+  std::shared_ptr<const UringBufferTable> buffers;
+  std::uint64_t buffers_version = 0;
+  bool holds_own_buffers = false;
+
  private:
   io_uring ring_{};
   bool initialised_ = false;
@@ -54,19 +60,25 @@ class UringRing {
 
 class UringPool {
  public:
-  UringPool(std::size_t max_rings, unsigned entries, int keep_open_fd)
-      : max_rings_(max_rings), entries_(entries), keep_open_fd_(keep_open_fd) {}
+  UringPool(std::size_t max_rings, unsigned entries, int keep_open_fd, UringBuffers& buffers)
+      : max_rings_(max_rings), entries_(entries), keep_open_fd_(keep_open_fd), buffers_(buffers) {}
 
-  // Waits while all rings are in use. Null only if there is no ring and none can be made (*failure says why).
+  // Waits while all rings are in use. Null only if there is no ring and none can be made (*failure says why). The ring
+  // has the registered memory of now.
   std::unique_ptr<UringRing> acquire(UringRing::Failure* failure);
   void release(std::unique_ptr<UringRing> ring);
   // After a file was closed.
   void drop_closed_files();
+  // After memory was registered or unregistered.
+  void attach_buffers();
 
  private:
+  std::unique_ptr<UringRing> take(UringRing::Failure* failure);
+
   const std::size_t max_rings_;
   const unsigned entries_;
   const int keep_open_fd_;
+  UringBuffers& buffers_;
   std::mutex mutex_;
   std::condition_variable returned_;
   std::size_t rings_ = 0;  // in use and idle

@@ -14,6 +14,12 @@ namespace {
 // How often a transfer that the kernel has no resources for is tried again, a millisecond apart after the first few.
 constexpr unsigned kEagainRetries = 1000;
 constexpr unsigned kEagainWithoutPause = 4;
+// Payload that may wait for the thread of the run before a worker is woken for it.
+constexpr std::uint64_t kOwnerBytes = 2u << 20;
+constexpr std::size_t kMostOwnerTakes = 64;
+// With many requests in flight the drive is busy without this thread, so it waits for several completions at once.
+constexpr std::size_t kInFlightPerWait = 8;
+constexpr std::size_t kMostWaitedFor = 8;
 
 void pause_millisecond() {
   const timespec pause{0, 1'000'000};
@@ -29,35 +35,46 @@ UringRun::UringRun(UringDevice& device, UringRing& ring, std::span<IoRequest> re
       requests_(requests),
       on_complete_(on_complete),
       geometry_(device.setup_.geometry),
+      scope_(device.run_state(), requests),
       states_(std::make_unique<State[]>(requests.size())),
       receive_([this](std::size_t index) { receive(index); }),
       job_(receive_, device.workers_->threads() + 1) {}
 
 void UringRun::execute() {
   prepare();
+  bool waiting_work = false;  // handovers that nobody may have begun
   for (;;) {
     if (!ring_.broken) issue();
     if (in_flight_ == 0) break;
-    if (!enter()) break;
+    const std::size_t patience = std::clamp<std::size_t>(in_flight_ / kInFlightPerWait, 1, kMostWaitedFor);
+    if (!enter(waiting_work ? 0 : static_cast<unsigned>(patience))) break;
+    if (waiting_work) waiting_work = device_.workers_->help(job_);
     reap();
-    // The last ones are run by this thread in finish(); no worker need wake for one of them.
     if (unpublished_ > 0) {
-      const bool last = in_flight_ == 0 && current_ == requests_.size();
-      device_.workers_->publish(job_, std::exchange(unpublished_, 0), last ? 1 : 0);
+      publish(owner_takes_);
+      waiting_work = true;
     }
   }
-  device_.workers_->publish(job_, std::exchange(unpublished_, 0), 1);
+  // The tail is for everybody: nothing is left to overlap it with. The last one is run by this thread.
+  publish(1);
   device_.workers_->finish(job_);
+  if (registered_requests_ > 0) device_.registered_requests_.fetch_add(registered_requests_, std::memory_order_relaxed);
+}
+
+void UringRun::publish(std::size_t owner_takes) {
+  device_.workers_->publish(job_, std::exchange(unpublished_, 0), owner_takes);
 }
 
 void UringRun::prepare() {
   std::size_t most_handovers = 0;
   std::size_t most_transfers = 0;
+  std::uint64_t bytes = 0;
   const std::uint64_t buffer = device_.bounce_.buffer_bytes();
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     State& state = states_[i];
     IoRequest& request = requests_[i];
     state.bytes = total_bytes(request.memory);
+    bytes += state.bytes;
     state.file = device_.files_.get(request.file);
     if (state.file == nullptr) {
       fail(state, EBADF);
@@ -71,7 +88,11 @@ void UringRun::prepare() {
     ++most_handovers;
   }
   handovers_.reserve(most_handovers);
-  transfers_.resize(std::min<std::size_t>(most_transfers, device_.setup_.options.queue_depth));
+  if (bytes > 0) {
+    owner_takes_ =
+        static_cast<std::size_t>(std::clamp<std::uint64_t>(kOwnerBytes * most_handovers / bytes, 1, kMostOwnerTakes));
+  }
+  transfers_.resize(std::min<std::size_t>(most_transfers, scope_.depth()));
   for (std::size_t i = transfers_.size(); i > 0; --i) free_transfers_.push_back(i - 1);
 }
 
@@ -85,7 +106,7 @@ void UringRun::issue() {
       cursor_ = {};
     }
     if (issued_ < state.bytes && state.error.load() == 0) {
-      if (free_transfers_.empty() || !issue_piece()) return;
+      if (free_transfers_.empty() || !scope_.may_start(in_flight_) || !issue_piece()) return;
       continue;
     }
     end_request_issue();
@@ -105,8 +126,10 @@ bool UringRun::issue_piece() {
       if (!got) return false;
       bounce = std::move(*got);
     } else {
-      // Ours are with the workers at most, who return them without this thread, once they know of them.
-      device_.workers_->publish(job_, std::exchange(unpublished_, 0));
+      // Ours are handed over at most: what no worker has begun, this thread does before it waits.
+      publish(owner_takes_);
+      while (device_.workers_->help(job_)) {
+      }
       bounce = device_.bounce_.acquire();
     }
     if (bounce.data() == nullptr) {
@@ -121,6 +144,7 @@ bool UringRun::issue_piece() {
   transfer.request = current_;
   transfer.offset = request.offset + issued_;
   transfer.retries = 0;
+  transfer.plain = false;
   if (state.bounced) {
     transfer.bounce = std::move(bounce);
     transfer.left = std::min<std::uint64_t>(state.bytes - issued_, device_.bounce_.buffer_bytes());
@@ -160,28 +184,46 @@ void UringRun::submit(std::size_t index) {
   const IoRequest& request = requests_[transfer.request];
   // Never null: there are as many entries as transfers, and each transfer has one at most.
   io_uring_sqe* sqe = io_uring_get_sqe(ring_.raw());
+  const bool read = request.op == IoRequest::Op::kRead;
   const iovec& first = transfer.memory.front();
-  if (transfer.memory.size() == 1 && first.iov_len <= INT_MAX) {
-    const auto bytes = static_cast<unsigned>(first.iov_len);
-    if (request.op == IoRequest::Op::kRead) {
+  const auto count = static_cast<unsigned>(transfer.memory.size());
+  const bool single = count == 1 && first.iov_len <= INT_MAX;
+  const auto bytes = static_cast<unsigned>(single ? first.iov_len : 0);
+  const UringBufferTable* buffers = transfer.plain ? nullptr : ring_.buffers.get();
+  const auto slot = buffers != nullptr && (single || count > 1) ? buffers->slot_of(transfer.memory) : std::nullopt;
+  transfer.registered = slot.has_value();
+  if (slot && single) {
+    const auto index_of_buffer = static_cast<int>(*slot);
+    if (read) {
+      io_uring_prep_read_fixed(sqe, 0, first.iov_base, bytes, transfer.offset, index_of_buffer);
+    } else {
+      io_uring_prep_write_fixed(sqe, 0, first.iov_base, bytes, transfer.offset, index_of_buffer);
+    }
+  } else if (slot) {
+    const auto index_of_buffer = static_cast<int>(*slot);
+    if (read) {
+      io_uring_prep_readv_fixed(sqe, 0, transfer.memory.data(), count, transfer.offset, 0, index_of_buffer);
+    } else {
+      io_uring_prep_writev_fixed(sqe, 0, transfer.memory.data(), count, transfer.offset, 0, index_of_buffer);
+    }
+  } else if (single) {
+    if (read) {
       io_uring_prep_read(sqe, 0, first.iov_base, bytes, transfer.offset);
     } else {
       io_uring_prep_write(sqe, 0, first.iov_base, bytes, transfer.offset);
     }
+  } else if (read) {
+    io_uring_prep_readv(sqe, 0, transfer.memory.data(), count, transfer.offset);
   } else {
-    const auto count = static_cast<unsigned>(transfer.memory.size());
-    if (request.op == IoRequest::Op::kRead) {
-      io_uring_prep_readv(sqe, 0, transfer.memory.data(), count, transfer.offset);
-    } else {
-      io_uring_prep_writev(sqe, 0, transfer.memory.data(), count, transfer.offset);
-    }
+    io_uring_prep_writev(sqe, 0, transfer.memory.data(), count, transfer.offset);
   }
   ring_.set_file(sqe, requests_[transfer.request].file, states_[transfer.request].file);
   io_uring_sqe_set_data64(sqe, index);
 }
 
-bool UringRun::enter() {
-  const int result = io_uring_submit_and_wait(ring_.raw(), 1);
+bool UringRun::enter(unsigned wait_for) {
+  if (wait_for == 0 && io_uring_sq_ready(ring_.raw()) == 0) return true;
+  const int result = io_uring_submit_and_wait(ring_.raw(), wait_for);
   if (result >= 0 || result == -EINTR) return true;
   if (result == -EAGAIN || result == -EBUSY || result == -ENOMEM) {
     // The kernel is short of memory, or wants completions taken first.
@@ -219,7 +261,12 @@ void UringRun::on_result(std::size_t index, int result) {
     if (transfer.retries > kEagainWithoutPause) pause_millisecond();
     return submit(index);
   }
+  if ((result == -EFAULT || result == -EINVAL || result == -EOPNOTSUPP) && transfer.registered && !ring_.broken) {
+    transfer.plain = true;
+    return submit(index);
+  }
   if (result < 0) return end_transfer(index, -result);
+  if (transfer.registered) ++registered_requests_;
   const auto progress =
       judge_transfer(requests_[transfer.request].op, static_cast<std::uint64_t>(result), transfer.left, geometry_);
   if (progress.error != 0) return end_transfer(index, progress.error);

@@ -17,7 +17,9 @@ namespace tardis {
 // A request is moved in pieces: at most IOV_MAX iovecs of it, or one bounce buffer full. A piece in flight is a
 // transfer: one SQE, submitted again for what a short result left. The thread that called run() issues and reaps;
 // whatever touches payload bytes after a read (copying out of a bounce buffer, the caller's completion) is published to
-// the worker pool.
+// the worker pool. As long as little of that is waiting, this thread does it itself between two looks at the ring:
+// waking a worker costs more than it saves. Workers are woken for what is beyond that, so for a drive that delivers
+// faster than one thread digests.
 class UringRun {
  public:
   UringRun(UringDevice& device, UringRing& ring, std::span<IoRequest> requests,
@@ -46,6 +48,8 @@ class UringRun {
     IovecCursor place;  // of a bounced piece in the request's memory
     std::uint64_t piece_bytes = 0;
     unsigned retries = 0;
+    bool registered = false;  // submitted as registered memory
+    bool plain = false;       // the kernel did not want it so: as plain memory from now on
   };
 
   // Work for the pool: deliver a bounced read, then complete the request if that was its last piece; or only the
@@ -63,7 +67,9 @@ class UringRun {
   bool issue_piece();                 // the next piece of request current_; false: no bounce buffer now
   void end_request_issue();           // no more pieces of request current_
   void submit(std::size_t transfer);  // puts it in the submission queue
-  bool enter();                       // tells the kernel and waits for a completion; false: the ring is of no use
+  // Tells the kernel and waits for that many completions; false: the ring is of no use.
+  bool enter(unsigned wait_for);
+  void publish(std::size_t owner_takes);  // what reap() left
   void reap();
   void on_result(std::size_t transfer, int result);
   void end_transfer(std::size_t transfer, int error);
@@ -79,6 +85,7 @@ class UringRun {
   const std::span<IoRequest> requests_;
   const BlockDevice::Completion& on_complete_;
   const IoGeometry geometry_;
+  RunScope scope_;
 
   std::unique_ptr<State[]> states_;
   std::vector<Transfer> transfers_;
@@ -95,6 +102,8 @@ class UringRun {
   // beforehand.
   std::vector<Handover> handovers_;
   std::size_t unpublished_ = 0;
+  std::size_t owner_takes_ = 1;
+  std::uint64_t registered_requests_ = 0;
   const std::function<void(std::size_t)> receive_;
   WorkerPool::Job job_;
 };

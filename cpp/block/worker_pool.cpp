@@ -10,7 +10,7 @@
 
 namespace tardis {
 
-Result<std::unique_ptr<WorkerPool>> WorkerPool::create(std::size_t threads) {
+Result<std::unique_ptr<WorkerPool>> WorkerPool::create(std::size_t threads, const cpu_set_t* cpus) {
   auto pool = std::make_unique<WorkerPool>(Passkey());
   pool->threads_.reserve(threads);
   // Workers inherit a full mask: signals belong to the host program's threads.
@@ -27,6 +27,10 @@ Result<std::unique_ptr<WorkerPool>> WorkerPool::create(std::size_t threads) {
     failure = error.code().value();
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (cpus != nullptr) {
+    // Only a matter of speed: where it is refused, the threads run anywhere.
+    for (auto& thread : pool->threads_) (void)pthread_setaffinity_np(thread.native_handle(), sizeof *cpus, cpus);
+  }
   if (failure != 0) return errno_error(failure, "starting " + std::to_string(threads) + " I/O workers (io_workers)");
   return pool;
 }
@@ -49,31 +53,45 @@ void WorkerPool::publish(Job& job, std::size_t count, std::size_t owner_takes) {
     queue_.push_back(&job);
     job.queued_ = true;
   }
-  const std::size_t for_workers = count - std::min(count, owner_takes);
-  wake(std::min((for_workers + job.grain_ - 1) / job.grain_, job.max_helpers_));
+  const std::size_t waiting = job.published_ - job.next_;
+  const std::size_t for_workers = std::min(count, waiting - std::min(waiting, owner_takes));
+  if (for_workers > 0 && may_help(job)) wake(std::min((for_workers + job.grain_ - 1) / job.grain_, job.max_helpers_));
+}
+
+bool WorkerPool::help(Job& job) {
+  std::unique_lock lock(mutex_);
+  if (job.next_ == job.published_) return false;
+  run(job, lock);
+  return true;
+}
+
+void WorkerPool::run(Job& job, std::unique_lock<std::mutex>& lock) {
+  const Range range = claim(job);
+  lock.unlock();
+  for (std::size_t i = range.begin; i < range.end; ++i) job.body_(i);
+  lock.lock();
+  job.done_ += range.end - range.begin;
 }
 
 void WorkerPool::finish(Job& job) {
   std::unique_lock lock(mutex_);
   while (job.next_ < job.published_) {
-    const Range range = claim(job);
-    lock.unlock();
-    for (std::size_t i = range.begin; i < range.end; ++i) job.body_(i);
-    lock.lock();
-    job.done_ += range.end - range.begin;
+    run(job, lock);
+    // A job that workers had to stay away from may be theirs again.
+    if (job.may_join_ != nullptr && idle_ > 0 && job.queued_ && may_help(job)) wake(1);
   }
   job.all_done_.wait(lock, [&job] { return job.done_ == job.published_; });
 }
 
-void WorkerPool::parallel_for(std::size_t count, std::size_t max_parallel,
-                              const std::function<void(std::size_t)>& body) {
+void WorkerPool::parallel_for(std::size_t count, std::size_t max_parallel, const std::function<void(std::size_t)>& body,
+                              const std::function<bool(std::size_t)>* may_join) {
   if (count == 0) return;
   if (count == 1 || max_parallel <= 1) {
     for (std::size_t i = 0; i < count; ++i) body(i);
     return;
   }
   constexpr std::size_t kClaims = 4096;  // bounds the cost of the mutex for very many small indices
-  Job job(body, std::min(count, max_parallel), std::max<std::size_t>(1, count / kClaims));
+  Job job(body, std::min(count, max_parallel), std::max<std::size_t>(1, count / kClaims), may_join);
   publish(job, count, 1);
   finish(job);
 }
@@ -104,9 +122,14 @@ void WorkerPool::work() {
   }
 }
 
+bool WorkerPool::may_help(const Job& job) {
+  // One is the owner.
+  return job.helpers_ < job.max_helpers_ && (job.may_join_ == nullptr || (*job.may_join_)(job.helpers_ + 1));
+}
+
 WorkerPool::Job* WorkerPool::pick() {
   for (Job* job : queue_) {
-    if (job->helpers_ < job->max_helpers_) return job;
+    if (may_help(*job)) return job;
   }
   return nullptr;
 }

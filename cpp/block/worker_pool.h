@@ -3,6 +3,8 @@
 // for a job works on it too, so that nested use cannot deadlock.
 #pragma once
 
+#include <sched.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -27,9 +29,11 @@ class WorkerPool {
   // published. Lives on the stack of its owner, which must call finish() before it goes. `body` must not throw.
   class Job {
    public:
-    // At most `max_parallel` calls at once, the owner's in finish() included. Workers take `grain` indices at a time.
-    Job(const std::function<void(std::size_t)>& body, std::size_t max_parallel, std::size_t grain = 1)
-        : body_(body), max_helpers_(max_parallel - 1), grain_(grain) {}
+    // At most `max_parallel` calls at once, the owner's included. Workers take `grain` indices at a time. `may_join`,
+    // if given, is asked whether one more may run beside so many; it is called under a lock and must not block.
+    Job(const std::function<void(std::size_t)>& body, std::size_t max_parallel, std::size_t grain = 1,
+        const std::function<bool(std::size_t)>* may_join = nullptr)
+        : body_(body), max_helpers_(max_parallel - 1), grain_(grain), may_join_(may_join) {}
     Job(const Job&) = delete;
     Job& operator=(const Job&) = delete;
 
@@ -38,6 +42,7 @@ class WorkerPool {
     const std::function<void(std::size_t)>& body_;
     const std::size_t max_helpers_;
     const std::size_t grain_;
+    const std::function<bool(std::size_t)>* const may_join_;
     // Guarded by the pool's mutex.
     std::size_t published_ = 0;
     std::size_t next_ = 0;
@@ -47,19 +52,23 @@ class WorkerPool {
     std::condition_variable all_done_;
   };
 
-  static Result<std::unique_ptr<WorkerPool>> create(std::size_t threads);
+  // `cpus`: the processors that the threads may use; null: those of the calling thread.
+  static Result<std::unique_ptr<WorkerPool>> create(std::size_t threads, const cpu_set_t* cpus = nullptr);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // Makes `count` more indices of `job` available. `owner_takes` of them will be run by the owner, which is about to
-  // call finish(): no thread is woken for them.
+  // Makes `count` more indices of `job` available. No thread is woken as long as no more than `owner_takes` wait to be
+  // run: those the owner will run itself, in help() or finish().
   void publish(Job& job, std::size_t count, std::size_t owner_takes = 0);
+  // The owner runs some that wait to be run, if any do.
+  bool help(Job& job);
   // Works on `job` and returns when every published index is done.
   void finish(Job& job);
 
   // body(i) for i in [0, count), by at most `max_parallel` threads with the calling one among them.
-  void parallel_for(std::size_t count, std::size_t max_parallel, const std::function<void(std::size_t)>& body);
+  void parallel_for(std::size_t count, std::size_t max_parallel, const std::function<void(std::size_t)>& body,
+                    const std::function<bool(std::size_t)>* may_join = nullptr);
 
   std::size_t threads() const { return threads_.size(); }
 
@@ -69,9 +78,11 @@ class WorkerPool {
   };
 
   void work();
-  Job* pick();               // a queued job that may take another helper, or null; mutex held
-  Range claim(Job& job);     // mutex held; takes an exhausted job off the queue
-  void wake(std::size_t n);  // mutex held
+  Job* pick();                           // a queued job that may take another helper, or null; mutex held
+  static bool may_help(const Job& job);  // mutex held
+  Range claim(Job& job);                 // mutex held; takes an exhausted job off the queue
+  void run(Job& job, std::unique_lock<std::mutex>& lock);  // claims, runs and counts
+  void wake(std::size_t n);                                // mutex held
 
   std::mutex mutex_;
   std::condition_variable work_ready_;

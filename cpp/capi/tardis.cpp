@@ -73,6 +73,8 @@ Result<StoreOptions> store_options(const tardis_options& o) {
   options.flush_bytes = o.flush_bytes;
   options.flush_milliseconds = o.flush_milliseconds;
   options.verify_reads = o.verify_reads != 0;
+  options.checkpoint_seconds = o.checkpoint_seconds;
+  if (o.shared_memory != nullptr) options.live_folder = o.shared_memory;
   return options;
 }
 
@@ -141,6 +143,7 @@ void tardis_default_options(tardis_options* o) {
   o->flush_bytes = defaults.flush_bytes;
   o->flush_milliseconds = defaults.flush_milliseconds;
   o->verify_reads = defaults.verify_reads ? 1 : 0;
+  o->checkpoint_seconds = defaults.checkpoint_seconds;
 }
 
 tardis_code tardis_open(const char* folder, const tardis_options* o, int create, tardis_store** out, char** error) {
@@ -196,6 +199,17 @@ tardis_code tardis_set(tardis_store* store, uint32_t handle, const uint8_t* hash
 tardis_code tardis_get(tardis_store* store, uint32_t handle, const uint8_t* hashes, const uint64_t* pieces, size_t n,
                        uint8_t* ok, char** error) {
   return guarded(error, [&] { return store->store->get(handle, as_hashes(hashes), pieces, n, ok); });
+}
+
+tardis_code tardis_register_memory(tardis_store* store, void* base, uint64_t bytes, char** error) {
+  return guarded(error, [&] { return store->store->register_memory(base, bytes); });
+}
+
+tardis_code tardis_unregister_memory(tardis_store* store, void* base) {
+  return guarded(nullptr, [&]() -> Status {
+    store->store->unregister_memory(base);
+    return {};
+  });
 }
 
 tardis_code tardis_flush(tardis_store* store, char** error) {

@@ -87,7 +87,8 @@ void take(const std::string& name, const py::handle& item, Number& option) {
   }
 }
 
-tardis_options make_options(const py::dict& settings) {
+// `shared_memory` keeps the text that the options point to.
+tardis_options make_options(const py::dict& settings, std::string& shared_memory) {
   static const std::map<std::string, std::uint32_t tardis_options::*> kNumbers = {
       {"engine", &tardis_options::engine},
       {"direct", &tardis_options::direct},
@@ -95,6 +96,7 @@ tardis_options make_options(const py::dict& settings) {
       {"io_workers", &tardis_options::io_workers},
       {"bounce_buffers", &tardis_options::bounce_buffers},
       {"flush_milliseconds", &tardis_options::flush_milliseconds},
+      {"checkpoint_seconds", &tardis_options::checkpoint_seconds},
       {"verify_reads", &tardis_options::verify_reads},
   };
   static const std::map<std::string, std::uint64_t tardis_options::*> kSizes = {
@@ -112,6 +114,9 @@ tardis_options make_options(const py::dict& settings) {
       take(name, item, options.*number->second);
     } else if (const auto size = kSizes.find(name); size != kSizes.end()) {
       take(name, item, options.*size->second);
+    } else if (name == "shared_memory") {
+      shared_memory = item.cast<std::string>();
+      options.shared_memory = shared_memory.c_str();
     } else {
       throw py::value_error("unknown store option: " + name);
     }
@@ -122,7 +127,8 @@ tardis_options make_options(const py::dict& settings) {
 class Store {
  public:
   Store(const std::string& folder, const py::dict& settings, bool create) {
-    const tardis_options options = make_options(settings);
+    std::string shared_memory;
+    const tardis_options options = make_options(settings, shared_memory);
     tardis_store* raw = nullptr;
     call([&](char** error) { return tardis_open(folder.c_str(), &options, create, &raw, error); });
     store_.reset(raw);
@@ -180,6 +186,16 @@ class Store {
     const tardis_code code =
         released([&] { return tardis_get(store_.get(), handle, keys, addresses, n, flags, &error.text); });
     return py::make_tuple(ok, static_cast<int>(code), error.str());
+  }
+
+  void register_memory(std::uint64_t address, std::uint64_t bytes) {
+    call([&](char** error) {
+      return tardis_register_memory(store_.get(), reinterpret_cast<void*>(address), bytes, error);
+    });
+  }
+
+  void unregister_memory(std::uint64_t address) {
+    released([&] { return tardis_unregister_memory(store_.get(), reinterpret_cast<void*>(address)); });
   }
 
   void flush() {
@@ -262,7 +278,8 @@ class Store {
 };
 
 std::string probe(const std::string& folder, const py::dict& settings) {
-  const tardis_options options = make_options(settings);
+  std::string shared_memory;
+  const tardis_options options = make_options(settings, shared_memory);
   Text json;
   call([&](char** error) { return tardis_probe(folder.c_str(), &options, &json.text, error); });
   return json.str();
@@ -353,6 +370,8 @@ PYBIND11_MODULE(_core, m) {
       .def("set", &Store::set, py::arg("handle"), py::arg("hashes").noconvert(), py::arg("pieces").noconvert(),
            py::arg("parent"))
       .def("get", &Store::get, py::arg("handle"), py::arg("hashes").noconvert(), py::arg("pieces").noconvert())
+      .def("register_memory", &Store::register_memory)
+      .def("unregister_memory", &Store::unregister_memory)
       .def("flush", &Store::flush)
       .def("clear", &Store::clear)
       .def("remove", &Store::remove)

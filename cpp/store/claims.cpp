@@ -105,9 +105,19 @@ void Store::settle_abandoned(std::uint32_t id) {
       (void)folder_.remove_segment(id);
       s.state.store(SegmentState::kNone);
       return;
-    case SegmentState::kReclassing:
-      s.state.store(SegmentState::kUnreadable);  // until the store is next opened by one process alone
+    case SegmentState::kReclassing: {
+      // It was empty, and part of it may be written: what was begun is done again, whatever class the numbers make.
+      const SlotClass slot_class = index_.class_of(id);
+      const SegmentGeometry geometry =
+          SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
+      Segment* own = segment(id);
+      const bool possible = own != nullptr && geometry.slots > 0 && table_.reserve_records(id, geometry.slots);
+      if (!possible || !reclass(*own, slot_class)) s.state.store(SegmentState::kUnreadable);
       return;
+    }
+    case SegmentState::kDraining:
+      s.state.store(SegmentState::kReady);
+      break;
     case SegmentState::kReady:
       break;
     case SegmentState::kNone:

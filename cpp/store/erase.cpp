@@ -34,7 +34,12 @@ Result<bool> Store::erase_in(Segment& segment, const Selection& selection, std::
     (*table)->blocks_of(slot, blocks);
     erased.push_back(slot);
   }
-  if (blocks.empty()) return false;
+  if (blocks.empty()) {
+    // A header that was overwritten, or erased by a process that died, may still be on the medium.
+    if (!segment.dirty()) return false;
+    if (Status status = segment.flush(); !status) return status.error();
+    return false;
+  }
   if (Status status = segment.make_dirty(); !status) return status.error();
   for (const std::uint32_t slot : erased) (*table)->header(slot) = {};
   const Status written = segment.write_table(blocks);
@@ -64,17 +69,23 @@ Result<std::uint64_t> Store::remove(const Selection& selection) {
   // A segment that fails does not keep the others from being emptied.
   Status result;
   for_each_segment([&](std::uint32_t id, SegmentState state) {
-    if (state == SegmentState::kUnreadable) unreadable.push_back(id);
-    if (state != SegmentState::kReady) return;
-    std::optional<Error> why;
-    Segment* own = segment(id, &why);
-    Status status = own == nullptr ? Status(*why) : claim_waiting(*own);
-    if (status) {
-      auto erased = erase_in(*own, selection, pages);
-      if (!erased) status = erased.error();
-      release(*own);
+    // Of one that is being created or re-classed nothing can be said before that has ended, or was taken over.
+    Status status;
+    if (state != SegmentState::kUnreadable) {
+      std::optional<Error> why;
+      Segment* own = segment(id, &why);
+      status = own == nullptr ? Status(*why) : claim_waiting(*own);
+      if (status) {
+        if (live(id).state.load() == SegmentState::kReady) {
+          auto erased = erase_in(*own, selection, pages);
+          if (!erased) status = erased.error();
+        }
+        release(*own);
+      }
     }
-    if (!status) result = status;
+    const SegmentState now = live(id).state.load();
+    if (now == SegmentState::kUnreadable) unreadable.push_back(id);
+    if (!status && now != SegmentState::kNone) result = status;
   });
   limit_cached_tables();
   counters_->cleared_pages += pages;

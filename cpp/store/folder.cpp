@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -239,6 +240,27 @@ bool StoreFolder::process_alive(std::uint32_t place) const {
 }
 
 bool StoreFolder::any_process_alive() const { return held_by_another(lock_.get(), kFirstProcessByte, kMaxProcesses); }
+
+bool StoreFolder::any_process_stays() const {
+  char host[256] = "unknown";
+  ::gethostname(host, sizeof host - 1);
+  const auto killed = [&](std::uint32_t byte) {
+    int pid = 0;
+    char name[kOwnerBytes] = {};
+    const bool named = std::sscanf(owner_of(byte, lock_.get()).c_str(), "pid %d on %511s since", &pid, name) == 2;
+    return named && std::string_view(name) == host && ::kill(pid, 0) != 0 && errno == ESRCH;
+  };
+  const auto give_up = std::chrono::steady_clock::now() + kKilledPatience;
+  while (any_process_alive()) {
+    bool all_killed = true;
+    for (std::uint32_t place = 0; place < kMaxProcesses; ++place) {
+      if (process_alive(place)) all_killed = all_killed && killed(kFirstProcessByte + place);
+    }
+    if (!all_killed || std::chrono::steady_clock::now() >= give_up) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
 
 Status StoreFolder::lock_alone() {
   if (Status status = lock_setup(); !status) return status;

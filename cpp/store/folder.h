@@ -39,6 +39,9 @@ class StoreFolder {
   // Whether the process in that place lives. Not for the own place.
   bool process_alive(std::uint32_t place) const;
   bool any_process_alive() const;  // other than this one
+  // As any_process_alive(), once processes that were killed have given up their locks, which they do when their I/O
+  // ends.
+  bool any_process_stays() const;
   // For tools that need the store for themselves: like lock_setup(), and Code::kBusy while any process uses it.
   Status lock_alone();
   void unlock();

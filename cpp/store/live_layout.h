@@ -85,7 +85,8 @@ enum class SegmentState : std::uint32_t {
   kCreating,
   kReady,
   kUnreadable,  // its file is left alone and keeps its share of the capacity
-  kReclassing,  // drained, being given another slot class
+  kDraining,    // nothing new is put in it; as it was, on disk
+  kReclassing,  // every slot is free, and it is being given another slot class
 };
 
 // Who holds something: a process's place and the number of its registration; 0: nobody.

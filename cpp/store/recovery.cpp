@@ -55,6 +55,9 @@ Status Store::recover() {
 }
 
 Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& found) {
+  // What a process that died had created or renamed may not be durable: nothing durable may come to depend on it.
+  if (Status status = folder_.sync_segments_folder(); !status) return status;
+  if (Status status = sync_folder(folder_.path()); !status) return status;
   auto files = folder_.segment_files();
   if (!files) return files.error();
   while (!files->empty() && (files->size() > max_segments() || files->rbegin()->first >= max_segments())) {

@@ -222,7 +222,7 @@ bool Store::drain(Segment& segment) {
       if (!in_use.contains(entry.slot)) doomed.push_back(entry);
     }
   }
-  segment.live().state.store(SegmentState::kReclassing);  // nobody takes a slot of it from here on
+  segment.live().state.store(SegmentState::kDraining);  // nobody takes a slot of it from here on
   for (const IndexEntry& entry : doomed) {
     if (!index_.unpublish(entry)) continue;
     counters_->evicted_pages += 1;
@@ -236,6 +236,27 @@ bool Store::drain(Segment& segment) {
   return true;
 }
 
+// Every slot is free and nobody else writes in it.
+Status Store::reclass(Segment& segment, SlotClass slot_class) {
+  LiveSegment& s = segment.live();
+  Status status;
+  {
+    const std::lock_guard io(segment.io_mutex());
+    status = segment.reclass(slot_class);
+  }
+  if (status) {
+    const std::uint32_t slots = s.slots.load();
+    for (std::uint32_t slot = 0; slot < slots; ++slot) {
+      SlotRecord& record = index_.record(index_.global({segment.id(), slot}));
+      record.stamp.store(Stamp(SlotState::kFree, Stamp(record.stamp.load()).generation()).word());
+    }
+    for (auto& count : s.counts) count.store(0);
+    s.counts[static_cast<std::size_t>(SlotState::kFree)].store(slots);
+  }
+  s.state.store(status ? SegmentState::kReady : SegmentState::kUnreadable);
+  return status;
+}
+
 Result<bool> Store::convert_segment(SlotClass slot_class) {
   const std::lock_guard grow(grow_mutex_);
   Segment* victim = choose_victim(slot_class);
@@ -245,25 +266,14 @@ Result<bool> Store::convert_segment(SlotClass slot_class) {
       SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
   Status status = table_.reserve_records(victim->id(), geometry.slots);
   if (!status || s.state.load() != SegmentState::kReady || victim->slot_class() == slot_class || !drain(*victim)) {
-    SegmentState undone = SegmentState::kReclassing;
+    SegmentState undone = SegmentState::kDraining;
     s.state.compare_exchange_strong(undone, SegmentState::kReady);
     release(*victim);
     if (!status) return status.error();
     return false;
   }
-  {
-    const std::lock_guard io(victim->io_mutex());
-    status = victim->reclass(slot_class);
-  }
-  if (status) {
-    for (std::uint32_t slot = 0; slot < geometry.slots; ++slot) {
-      SlotRecord& record = index_.record(index_.global({victim->id(), slot}));
-      record.stamp.store(Stamp(SlotState::kFree, Stamp(record.stamp.load()).generation()).word());
-    }
-    for (auto& count : s.counts) count.store(0);
-    s.counts[static_cast<std::size_t>(SlotState::kFree)].store(geometry.slots);
-  }
-  s.state.store(status ? SegmentState::kReady : SegmentState::kUnreadable);
+  s.state.store(SegmentState::kReclassing);
+  status = reclass(*victim, slot_class);
   release(*victim);
   if (!status) return status.error();
   return true;

@@ -90,7 +90,7 @@ Status match_settings(StoreFolder& folder, const StoreOptions& options, const Pa
                                              "; set direct_io to off or make a new store"};
   }
   if (options.capacity_bytes != 0 && options.capacity_bytes != s.capacity_bytes) {
-    if (folder.any_process_alive()) {
+    if (folder.any_process_stays()) {
       return Error{Code::kInvalidArgument,
                    "capacity: the store at " + folder.path() + " is in use with " + std::to_string(s.capacity_bytes) +
                        ", the configuration of this process says " + std::to_string(options.capacity_bytes) +
@@ -161,7 +161,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
       !status) {
     return status.error();
   }
-  const bool alone = !folder.any_process_alive();
+  const bool alone = !folder.any_process_stays();
   auto identity = folder.live_identity();
   if (!identity) return identity.error();
   const StoreSuperblock& s = folder.superblock();
@@ -389,6 +389,17 @@ Result<std::size_t> Store::lookup(NamespaceId space, const Hash256* hashes, std:
   return run;
 }
 
+Status Store::register_memory(void* base, std::uint64_t bytes) {
+  const Call call(*this);
+  if (!call) return Call::closed();
+  return device_->register_memory(base, bytes);
+}
+
+void Store::unregister_memory(void* base) {
+  const Call call(*this);
+  if (call) device_->unregister_memory(base);
+}
+
 void Store::stats(tardis_stats& out) {
   out = {};
   const Counters& c = *counters_;
@@ -406,6 +417,17 @@ void Store::stats(tardis_stats& out) {
   out.io_peak_in_flight = io.peak_in_flight;
   out.bounced_requests = io.bounced_requests;
   out.bounced_bytes = io.bounced_bytes;
+  out.read_batches = io.read_batches;
+  out.read_batches_delayed = io.read_batches_delayed;
+  out.read_batches_delayed_again = io.read_batches_delayed_again;
+  out.max_flushes_per_read_batch = io.max_flushes_per_read_batch;
+  out.writes_yielded = io.writes_yielded;
+  out.flushes_postponed = io.flushes_postponed;
+  out.registered_bytes = io.registered_bytes;
+  out.not_registered_bytes = io.not_registered_bytes;
+  out.registered_requests = io.registered_requests;
+  out.read_depth = io.read_depth;
+  out.write_depth = io.write_depth;
   const StoreSuperblock& s = folder_.superblock();
   out.capacity_bytes = s.capacity_bytes;
   std::array<std::uint64_t, kSlotStates> counts{};

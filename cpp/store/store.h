@@ -77,6 +77,8 @@ class Store {
   Status set(NamespaceId space, const Hash256* hashes, const Hash256* parent_of_first, const std::uint64_t* pieces,
              std::size_t n, std::uint8_t* ok);
   Status get(NamespaceId space, const Hash256* hashes, const std::uint64_t* pieces, std::size_t n, std::uint8_t* ok);
+  Status register_memory(void* base, std::uint64_t bytes);
+  void unregister_memory(void* base);
   Status flush();
   // What clear() and remove() delete; pages evicted earlier count too, since a rebuild would believe their headers.
   struct Selection {
@@ -196,6 +198,7 @@ class Store {
   Result<bool> convert_segment(SlotClass slot_class);
   Segment* choose_victim(SlotClass slot_class);
   bool drain(Segment& segment);
+  Status reclass(Segment& segment, SlotClass slot_class);
   std::uint32_t max_segments() const;
   // writer.cpp: the steps of set()
   void store_pages(SetCall& set, const std::vector<std::size_t>& wanted);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves a batch of whole objects between memory and slots, and digests them while their bytes are warm in cache.
+// Objects that lie side by side in a file share requests.
 #pragma once
 
 #include <atomic>
@@ -43,22 +44,33 @@ class Transfer {
     std::atomic<std::uint32_t> unfinished{0};
     std::atomic<int> error{0};
   };
-  // One request moves chunks [first, last) of parts [part, end_part); several parts are always whole.
+  // Chunks [first, last) of parts [part, end_part) of one object; several parts are always whole.
   struct Span {
     Object* object;
     std::uint32_t part, end_part;
     std::uint32_t first_chunk, last_chunk;
     std::size_t first_iovec, iovecs;
+
+    std::uint64_t offset() const;
+    std::uint64_t bytes() const;
+  };
+  // Spans [first, last) that one request moves.
+  struct Group {
+    std::size_t first, last;
+    bool failed = false;
   };
 
-  void cut(Object& object);
+  void cut(Object& object, std::uint64_t request_bytes);
+  void join(std::uint64_t request_bytes);  // spans into groups of up to that many bytes
   void describe(Span& span);
+  void move(std::vector<Group>& groups, bool digests);
   void finished(const Span& span, int error, bool digests);
 
   BlockDevice& device_;
   IoRequest::Op op_;
   std::vector<std::unique_ptr<Object>> objects_;
   std::vector<Span> spans_;
+  std::vector<Group> groups_;
   std::vector<iovec> iovecs_;
   std::size_t pads_ = 0;   // iovecs that stand for padding between parts
   AlignedBuffer padding_;  // one block for each of them when reading, so that no two requests share memory

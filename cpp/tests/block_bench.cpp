@@ -2,10 +2,13 @@
 // GB/s of the block device on one file, to set beside fio:
 //   tardis_block_bench FOLDER [engine=auto|io_uring|sync] [direct=auto|on|off] [op=read|write] [size_mib=1024]
 //                      [request_kib=1024] [iovecs=1] [depth=128] [workers=0] [seconds=5] [order=sequential|random]
-//                      [unaligned=0] [digest=0] [callers=1]
-// Each run() carries 2 x depth requests. `digest=1` computes XXH3-64 of every request in its completion, as the store
-// does.
+//                      [unaligned=0] [digest=0] [callers=1] [registered=0] [huge=0]
+// Each run() carries 2 x depth requests (256 for depth 0, which lets the device find its depth). `registered=1` tells
+// the device of the memory, `huge=1` asks for huge pages. `digest=1` computes XXH3-64 of every request in its
+// completion, as the store does.
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,17 +52,31 @@ T choice(const Arguments& arguments, const char* name, const std::map<std::strin
   return found->second;
 }
 
+double cpu_seconds() {
+  rusage used;
+  if (::getrusage(RUSAGE_SELF, &used) != 0) stop("getrusage failed");
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
 struct Plan {
   IoRequest::Op op;
   FileId file;
   std::uint64_t file_requests, request_bytes, iovecs, batch, seconds, distance;
-  bool random, digest;
+  bool random, digest, registered, huge;
 };
 
 // Runs batches until the time is over; returns bytes moved.
 std::uint64_t work(BlockDevice& device, const Plan& plan, std::uint64_t seed) {
   auto memory = AlignedBuffer::allocate(plan.batch * plan.request_bytes + 4096);
   if (!memory) stop(memory.error().message);
+  if (plan.huge && ::madvise(memory->data(), memory->size(), MADV_HUGEPAGE) != 0) stop("MADV_HUGEPAGE is refused");
+  if (plan.registered) {
+    const Status status = device.register_memory(memory->data(), memory->size());
+    if (!status) stop(status.error().message);
+  }
   std::mt19937_64 generator(seed);
   for (std::size_t i = 0; i + 8 <= memory->size(); i += 512)
     reinterpret_cast<std::uint64_t*>(memory->data())[i / 8] = generator();
@@ -90,6 +107,7 @@ std::uint64_t work(BlockDevice& device, const Plan& plan, std::uint64_t seed) {
     }
     moved += plan.batch * plan.request_bytes;
   }
+  if (plan.registered) device.unregister_memory(memory->data());
   return moved;
 }
 
@@ -97,7 +115,7 @@ int run(int argc, char** argv) {
   Arguments arguments{{"engine", "auto"},      {"direct", "auto"},      {"op", "read"},     {"size_mib", "1024"},
                       {"request_kib", "1024"}, {"iovecs", "1"},         {"depth", "128"},   {"workers", "0"},
                       {"seconds", "5"},        {"order", "sequential"}, {"unaligned", "0"}, {"digest", "0"},
-                      {"callers", "1"}};
+                      {"callers", "1"},        {"registered", "0"},     {"huge", "0"}};
   if (argc < 2) stop("expected a folder");
   for (int i = 2; i < argc; ++i) {
     const std::string text = argv[i];
@@ -124,10 +142,12 @@ int run(int argc, char** argv) {
   plan.request_bytes = number(arguments, "request_kib") << 10;
   plan.file_requests = (number(arguments, "size_mib") << 20) / plan.request_bytes;
   plan.iovecs = number(arguments, "iovecs");
-  plan.batch = 2 * options.queue_depth;
+  plan.batch = options.queue_depth > 0 ? 2 * options.queue_depth : 256;
   plan.seconds = number(arguments, "seconds");
   plan.distance = number(arguments, "unaligned") != 0 ? 1 : 0;
   plan.digest = number(arguments, "digest") != 0;
+  plan.registered = number(arguments, "registered") != 0;
+  plan.huge = number(arguments, "huge") != 0;
   plan.random = choice<bool>(arguments, "order", {{"sequential", false}, {"random", true}});
   if (plan.file_requests == 0 || plan.iovecs == 0 || plan.request_bytes % plan.iovecs != 0) {
     stop("size_mib, request_kib and iovecs do not fit each other");
@@ -161,6 +181,7 @@ int run(int argc, char** argv) {
   const std::uint64_t callers = std::max<std::uint64_t>(1, number(arguments, "callers"));
   std::atomic<std::uint64_t> moved{0};
   std::vector<std::thread> threads;
+  const double cpu_before = cpu_seconds();
   const std::uint64_t start = monotonic_ns();
   for (std::uint64_t i = 0; i < callers; ++i)
     threads.emplace_back([&, i] { moved.fetch_add(work(**device, plan, i)); });
@@ -168,13 +189,18 @@ int run(int argc, char** argv) {
   const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
   const auto counters = (*device)->counters();
   std::printf(
-      "%.3f GB/s  %s %s, %llu KiB requests, %llu iovecs, depth %u, %llu callers, digest %d, bounced %llu, peak in "
-      "flight %llu; %s\n",
-      static_cast<double>(moved.load()) / seconds * 1e-9, arguments["order"].c_str(), arguments["op"].c_str(),
-      static_cast<unsigned long long>(plan.request_bytes >> 10), static_cast<unsigned long long>(plan.iovecs),
-      options.queue_depth, static_cast<unsigned long long>(callers), plan.digest ? 1 : 0,
-      static_cast<unsigned long long>(counters.bounced_requests),
-      static_cast<unsigned long long>(counters.peak_in_flight), (*device)->report().reason.c_str());
+      "%.3f GB/s, %.3f CPU s/GB  %s %s, %llu KiB requests, %llu iovecs, depth %u, %llu callers, digest %d, bounced "
+      "%llu, peak in "
+      "flight %llu, registered requests %llu, depth found %llu; %s\n",
+      static_cast<double>(moved.load()) / seconds * 1e-9,
+      (cpu_seconds() - cpu_before) * 1e9 / static_cast<double>(moved.load()), arguments["order"].c_str(),
+      arguments["op"].c_str(), static_cast<unsigned long long>(plan.request_bytes >> 10),
+      static_cast<unsigned long long>(plan.iovecs), options.queue_depth, static_cast<unsigned long long>(callers),
+      plan.digest ? 1 : 0, static_cast<unsigned long long>(counters.bounced_requests),
+      static_cast<unsigned long long>(counters.peak_in_flight),
+      static_cast<unsigned long long>(counters.registered_requests),
+      static_cast<unsigned long long>(plan.op == IoRequest::Op::kRead ? counters.read_depth : counters.write_depth),
+      (*device)->report().reason.c_str());
   return 0;
 }
 

@@ -92,7 +92,6 @@ TEST(BlockProbe, SettingsOutOfRangeAreNamed) {
     EXPECT_EQ(device.error().code, Code::kInvalidArgument);
     EXPECT_EQ(device.error().message.find(setting), 0u) << device.error().message;
   };
-  refused("queue_depth", [](auto& o) { o.queue_depth = 0; });
   refused("queue_depth", [](auto& o) { o.queue_depth = 100000; });
   refused("io_workers", [](auto& o) { o.workers = 100000; });
   refused("bounce_buffers", [](auto& o) { o.bounce_buffers = 0; });

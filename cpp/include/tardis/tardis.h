@@ -43,8 +43,8 @@ typedef struct tardis_options {
   uint32_t abi_version; /* TARDIS_ABI_VERSION */
   uint32_t engine;      /* tardis_engine */
   uint32_t direct;      /* tardis_direct */
-  uint32_t queue_depth;
-  uint32_t io_workers; /* 0: twice the CPUs, 8 to 16 */
+  uint32_t queue_depth; /* 0: what the device gains from, found while it works */
+  uint32_t io_workers;  /* 0: twice the CPUs, 8 to 16 */
   uint32_t bounce_buffers;
   uint64_t capacity_bytes;    /* 0: the smaller of 100 GiB and half the free space; of an existing store: what it has */
   uint64_t segment_bytes;     /* 0: capacity/256 clamped to 4 MiB .. 1 GiB (more where one object would not fit) */
@@ -53,6 +53,9 @@ typedef struct tardis_options {
   uint64_t flush_bytes;       /* a flush group ends at this many bytes ... */
   uint32_t flush_milliseconds; /* ... or this age */
   uint32_t verify_reads;       /* 1. 0 is for measurement and negative controls only */
+  uint32_t
+      checkpoint_seconds;    /* how often the index is saved while something is written; 0: when the store is closed */
+  const char* shared_memory; /* a tmpfs, the same for every process of the store; NULL: /dev/shm */
 } tardis_options;
 
 /* How one object lies in memory and on disk (docs/on-disk-format.md). An object is `parts` parts ("layers" in the
@@ -82,7 +85,10 @@ typedef struct tardis_object_layout {
   FIELD(slots_total) FIELD(slots_live) FIELD(slots_free) FIELD(slots_quarantined) FIELD(slots_writing) \
   FIELD(segments) FIELD(segments_unreadable) FIELD(durable_group) FIELD(processes) FIELD(index_bytes) \
   FIELD(io_reads) FIELD(io_writes) FIELD(io_read_bytes) FIELD(io_written_bytes) FIELD(io_errors) \
-  FIELD(io_peak_in_flight) FIELD(bounced_requests) FIELD(bounced_bytes)
+  FIELD(io_peak_in_flight) FIELD(bounced_requests) FIELD(bounced_bytes) \
+  FIELD(read_batches) FIELD(read_batches_delayed) FIELD(read_batches_delayed_again) FIELD(max_flushes_per_read_batch) \
+  FIELD(writes_yielded) FIELD(flushes_postponed) \
+  FIELD(registered_bytes) FIELD(not_registered_bytes) FIELD(registered_requests) FIELD(read_depth) FIELD(write_depth)
 /* clang-format on */
 
 typedef struct tardis_stats {
@@ -149,7 +155,15 @@ TARDIS_API tardis_code tardis_set(tardis_store* store, uint32_t handle, const ui
 TARDIS_API tardis_code tardis_get(tardis_store* store, uint32_t handle, const uint8_t* hashes, const uint64_t* pieces,
                                   size_t n, uint8_t* ok, char** error);
 
-/* Ends the current flush group and waits until everything set before the call is durable. */
+/* Tells the store of memory that many calls will use, such as a pool of host pages, so that the kernel need not look
+ * its pages up for each. A hint: what cannot be registered works as before, and registered_bytes in tardis_stats says
+ * how much was. TARDIS_INVALID_ARGUMENT if it overlaps memory that is registered. The memory must be unregistered, with
+ * no call using it, or the store be closed, before it is freed. */
+TARDIS_API tardis_code tardis_register_memory(tardis_store* store, void* base, uint64_t bytes, char** error);
+TARDIS_API tardis_code tardis_unregister_memory(tardis_store* store, void* base);
+
+/* Ends the current flush group and waits until everything that this process set before the call is durable. A page that
+ * set() found present because another process stored it becomes durable with that process's group. */
 TARDIS_API tardis_code tardis_flush(tardis_store* store, char** error);
 
 /* Deletes the objects of one namespace (opened or not), or of all (fingerprint = NULL), durably before it returns.

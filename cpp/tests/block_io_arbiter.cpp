@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads before writes: the arbiter by itself.
+#include "block/io_arbiter.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace tardis {
+namespace {
+
+using namespace std::chrono_literals;
+
+void pause_microseconds(std::mt19937& random, unsigned most) {
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
+}
+
+TEST(IoArbiter, NoReadBatchRunsBesideTwoFlushesAndFlushesAreNotStarved) {
+  IoArbiter arbiter;
+  std::atomic<bool> stop{false};
+  // Told apart from the arbiter's own counts: of flushes, those begun and those over.
+  std::atomic<int> begun{0}, over{0}, most{0}, together{0}, batches{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      while (!stop) {  // the four together leave hardly a moment without a read batch
+        const IoArbiter::ReadBatch batch(arbiter);
+        const int before = over.load();
+        pause_microseconds(random, 3000);
+        const int beside = begun.load() - before;
+        for (int seen = most.load(); beside > seen && !most.compare_exchange_weak(seen, beside);) {
+        }
+        ++batches;
+      }
+    });
+  }
+  for (unsigned t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(100 + t);
+      while (!stop) {
+        const IoArbiter::Flush flush(arbiter);
+        if (begun.fetch_add(1) + 1 - over.load() > 1) ++together;
+        pause_microseconds(random, 2000);
+        ++over;
+      }
+    });
+  }
+  std::this_thread::sleep_for(1s);
+  stop = true;
+  for (auto& thread : threads) thread.join();
+  EXPECT_LE(most.load(), 1);
+  EXPECT_EQ(together.load(), 0) << "flushes that ran at once";
+  EXPECT_GE(over.load(), 20) << "flushes in a second of batches of 3 ms at most";
+  const auto counters = arbiter.counters();
+  EXPECT_EQ(counters.read_batches, static_cast<std::uint64_t>(batches.load()));
+  EXPECT_GT(counters.delayed, 0u);
+  EXPECT_LE(counters.delayed, counters.read_batches);
+  EXPECT_EQ(counters.delayed_again, 0u);
+  EXPECT_EQ(counters.max_flushes, 1u);
+  EXPECT_GT(counters.flushes_postponed, 0u);
+}
+
+// A flush waits for the batch that one has delayed, not for those that begin while it waits.
+TEST(IoArbiter, AFlushWaitsForDelayedBatchesOnly) {
+  IoArbiter arbiter;
+  auto first = std::make_unique<IoArbiter::ReadBatch>(arbiter);
+  { const IoArbiter::Flush flush(arbiter); }  // delays `first`
+  std::atomic<bool> flushed{false};
+  std::thread flusher([&] {
+    const IoArbiter::Flush flush(arbiter);
+    flushed = true;
+  });
+  while (arbiter.counters().flushes_postponed == 0) std::this_thread::yield();
+  const IoArbiter::ReadBatch second(arbiter);  // never ends in this test
+  std::this_thread::sleep_for(20ms);
+  EXPECT_FALSE(flushed);
+  first.reset();
+  flusher.join();
+  EXPECT_TRUE(flushed);
+  EXPECT_EQ(arbiter.counters().delayed, 2u);
+  EXPECT_EQ(arbiter.counters().max_flushes, 1u);
+}
+
+TEST(IoArbiter, WritesKeepLittleInFlightBesideReads) {
+  IoArbiter arbiter;
+  IoArbiter::WriteBatch writes(arbiter);
+  EXPECT_TRUE(writes.may_start(1000));
+  EXPECT_EQ(arbiter.counters().writes_yielded, 0u);
+  {
+    const IoArbiter::ReadBatch reads(arbiter);
+    EXPECT_TRUE(writes.may_start(0));
+    EXPECT_TRUE(writes.may_start(IoArbiter::kWritesBesideReads - 1));
+    EXPECT_EQ(arbiter.counters().writes_yielded, 0u);
+    EXPECT_FALSE(writes.may_start(IoArbiter::kWritesBesideReads));
+    EXPECT_FALSE(writes.may_start(IoArbiter::kWritesBesideReads));
+    EXPECT_EQ(arbiter.counters().writes_yielded, 1u) << "one batch, asked twice";
+    // The bound is of all write batches together, but each goes on.
+    IoArbiter::WriteBatch other(arbiter);
+    EXPECT_FALSE(writes.may_start(IoArbiter::kWritesBesideReads / 2));
+    EXPECT_TRUE(other.may_start(0));
+  }
+  EXPECT_TRUE(writes.may_start(1000));
+}
+
+}  // namespace
+}  // namespace tardis
