@@ -42,7 +42,7 @@ test: $(S)/product $(S)/support $(S)/test $(S)/sglang16 $(S)/nvcc ## build and r
 	@$(ENVIRONMENT) $(PY) -m pytest -rs $(ARGS)
 
 .PHONY: soak
-soak: $(S)/product $(S)/support $(S)/test $(S)/sglang16 $(S)/nvcc ## slow campaigns: kill -9, sanitizers
+soak: $(S)/product $(S)/support $(S)/test $(S)/sglang16 $(S)/nvcc ## slow campaigns: power cuts, kill -9, bit flips, sanitizers
 	@$(ENVIRONMENT) bash scripts/soak $(ARGS)
 
 .PHONY: bench

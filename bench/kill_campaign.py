@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Kill a process that uses a store in every way at once, at random moments, and check the store after each kill.
+"""Kill processes that use a store in every way at once, at random moments, and check the store after the kills.
 
-`tardis_torture write` stores, flushes, loads, evicts and clears pages from three threads and logs what it was promised;
-SIGKILL ends it after 5 to 300 ms, which may be in the middle of opening, of a write, of a flush or of a clear. Then
-`tardis_torture check` opens the same store and counts:
+`tardis_torture campaign` forks writers that store, flush, load, evict and clear pages from three threads, now and then
+close the store and open it again (which writes and reads what it keeps between the two), and log what they were
+promised. SIGKILL ends them after 1 to 110 ms, which may be in the middle of any of that. With `--processes N`, N of
+them work on one store at once, read each other's pages and store the same ones; while one is killed the others must go
+on. Then a check opens the same store and counts:
 
 - wrong bytes in any page that the store serves,
 - pages that a flush had acknowledged and that are missing (in the case `keep`, whose capacity never evicts),
 - pages that a clear had deleted and that came back,
 - slots that were lost or quarantined, headers and payloads that `tardis verify` finds bad.
 
-One store lives through many rounds; some checks leave it unclosed, some repair it. Every count must be 0: the exit
+One store lives through many kills; some checks leave it unclosed, some repair it. Every count must be 0: the exit
 status says so. `value` of a row is the number of violations in `size` kills.
 """
 
@@ -21,22 +23,31 @@ import argparse
 import json
 import os
 import pathlib
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from common import Report, add_common_arguments, file_system, machine_facts
 
-FIRST_MS, LAST_MS = 5, 300
-ROUNDS_PER_STORE = 50
 BROKEN = ("wrong", "missing", "resurrected", "quarantined", "unreadable", "verify_bad")
+SUMS = (*BROKEN, "found", "flushed", "torn", "verified", "rejected", "kills", "checks", "killed_before_creation")
+
+
+class Case(NamedTuple):
+    """One store setting; `folder` is made for it."""
+
+    folder: pathlib.Path
+    engine: str
+    mode: str
+    processes: int
+    kills: int
+    seed: int
 
 
 def find_program() -> pathlib.Path | None:
@@ -49,69 +60,50 @@ def find_program() -> pathlib.Path | None:
     return None
 
 
-def run_case(
-    program: pathlib.Path, folder: pathlib.Path, engine: str, mode: str, rounds: int, seed: int
-) -> dict[str, Any]:
-    """Kill `rounds` times; returns the totals. Stops at the first broken promise and leaves that store as it is."""
-    chance = random.Random(seed)
+def run_case(program: pathlib.Path, case: Case, seconds: float) -> dict[str, Any]:
+    """Kill until `case.kills` or the time is up; returns the totals. Stops at the first broken promise."""
+    arguments = [case.folder, case.seed, case.engine, case.mode, case.kills, case.processes, seconds]
+    started = time.monotonic()
+    done = subprocess.run(
+        [program, "campaign", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds + 600,
+    )
     totals: Counter[str] = Counter()
     recovery_ms: list[float] = []
-    for turn in range(rounds):
-        store, log = (
-            folder / f"{mode}-{engine}-{turn // ROUNDS_PER_STORE}",
-            folder / f"{mode}-{engine}-{turn // ROUNDS_PER_STORE}.log",
-        )
-        if turn % ROUNDS_PER_STORE == 0 and turn > 0:
-            old = folder / f"{mode}-{engine}-{turn // ROUNDS_PER_STORE - 1}"
-            shutil.rmtree(old)
-            old.with_name(old.name + ".log").unlink()
-        arguments = [str(seed * 1_000_000 + turn), engine, str(log)]
-        writer = subprocess.Popen(
-            [program, "write", store, *arguments, mode], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        time.sleep(chance.uniform(FIRST_MS, LAST_MS) / 1e3)
-        writer.send_signal(signal.SIGKILL)
-        _, said = writer.communicate()
-        if writer.returncode != -signal.SIGKILL:
-            raise SystemExit(f"round {turn} of {mode}/{engine} in {folder}: the writer ended by itself: {said}")
-        if not (store / "tardis.store").exists():
-            totals["killed_before_creation"] += 1
-            shutil.rmtree(store, ignore_errors=True)
-            continue
-        ending = chance.choices(("", "-dirty", "-repair"), (6, 3, 1))[0]
-        check = subprocess.run(
-            [program, "check", store, *arguments, mode + ending],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        try:
-            counts = json.loads(check.stdout)
-        except json.JSONDecodeError:
-            raise SystemExit(f"round {turn} of {mode}/{engine} in {folder}: the check failed: {check.stderr}") from None
-        recovery_ms.append(counts.pop("recovery_ms"))
-        totals["lost_slots"] += not counts.pop("conserved")
-        totals["slots"] = max(totals["slots"], counts.pop("slots"))
-        totals.update(counts)
-        if check.returncode != 0 or sum(counts[name] for name in BROKEN) > 0:
-            print(f"round {turn} of {mode}/{engine} in {folder}: {check.stdout}{check.stderr}", file=sys.stderr)
-            totals["stopped_in_round"] = turn
-            break
+    lost_slots = slots = broken = 0
+    for line in done.stdout.splitlines():
+        counts = json.loads(line)
+        totals.update({name: counts[name] for name in SUMS if name in counts})
+        broken += counts.get("broken", 0)
+        if "recovery_ms" in counts:
+            recovery_ms.append(counts["recovery_ms"])
+            lost_slots += not counts["conserved"]
+            slots = max(slots, counts["slots"])
     recovery_ms.sort()
+    violations = sum(totals[name] for name in BROKEN) + lost_slots
+    if done.returncode != 0:
+        print(f"{case}: exit status {done.returncode}\n{done.stderr}", file=sys.stderr)
+        violations = max(1, violations)
     return {
+        "violations": violations,
+        "kills": totals["kills"],
         **{name: totals[name] for name in BROKEN},
-        "lost_slots": totals["lost_slots"],
+        "lost_slots": lost_slots,
+        "checks": totals["checks"],
         "pages_checked": totals["found"],
         "flushed_pages_checked": totals["flushed"],
         "torn_pages_refused": totals["torn"],
         "pages_verified_at_open": totals["verified"],
         "pages_rejected_at_open": totals["rejected"],
         "killed_before_creation": totals["killed_before_creation"],
-        "slots": totals["slots"],
+        "slots": slots,
         "recovery_ms_median": round(recovery_ms[len(recovery_ms) // 2], 3) if recovery_ms else None,
         "recovery_ms_max": round(recovery_ms[-1], 3) if recovery_ms else None,
-        **({"stopped_in_round": totals["stopped_in_round"]} if "stopped_in_round" in totals else {}),
+        "seconds": round(time.monotonic() - started, 1),
+        **({"said": done.stderr[-2000:]} if done.returncode != 0 else {}),
     }
 
 
@@ -119,6 +111,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_arguments(parser)
     parser.add_argument("--rounds", type=int, help="kills in all (default 500; 24 with --quick)")
+    parser.add_argument("--seconds", type=float, help="end after this time, whatever --rounds says")
     parser.add_argument(
         "--folder",
         type=pathlib.Path,
@@ -127,6 +120,10 @@ def main() -> int:
     )
     parser.add_argument("--engine", action="append", choices=("sync", "io_uring"), help="default: both")
     parser.add_argument("--mode", action="append", choices=("keep", "evict"), help="default: both")
+    parser.add_argument(
+        "--processes", type=int, action="append", help="that use one store at once, may be repeated (default: 1)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and of what is written (default 1)")
     parser.add_argument(
         "--program", type=pathlib.Path, default=find_program(), help="tardis_torture (default: of `make test`)"
@@ -135,32 +132,41 @@ def main() -> int:
     if options.program is None:
         parser.error("tardis_torture was not found: build with -DTARDIS_TESTS=ON and name it with --program")
     folders = options.folder or [pathlib.Path(tempfile.gettempdir()), pathlib.Path("/dev/shm")]
-    cases = [
-        (folder, engine, mode)
+    settings = [
+        (folder, engine, mode, processes)
         for folder in folders
         for engine in options.engine or ("sync", "io_uring")
         for mode in options.mode or ("keep", "evict")
+        for processes in options.processes or (1,)
     ]
     rounds = options.rounds or (24 if options.quick else 500)
+    cases = []
+    for number, (parent, engine, mode, processes) in enumerate(settings):
+        share = rounds // len(settings) + (number < rounds % len(settings))
+        if share > 0:
+            folder = pathlib.Path(tempfile.mkdtemp(prefix="tardis-kill-", dir=parent))
+            cases.append(Case(folder, engine, mode, processes, share, options.seed * 100 + number))
+    seconds = options.seconds / len(cases) * options.jobs if options.seconds else 86_400.0
     report = Report(options.json, machine_facts(*folders))
-    broken = 0
-    for number, (parent, engine, mode) in enumerate(cases):
-        share = rounds // len(cases) + (number < rounds % len(cases))
-        if share == 0:
-            continue
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="tardis-kill-", dir=parent))
-        counts = run_case(options.program, folder, engine, mode, share, options.seed * 100 + number)
-        violations = sum(counts[name] for name in BROKEN) + counts["lost_slots"]
-        if share >= 10 and (counts["pages_checked"] == 0 or (mode == "keep" and counts["flushed_pages_checked"] == 0)):
-            print(f"{mode}/{engine}: no page was there to be checked, so this proves nothing", file=sys.stderr)
-            violations += 1
-        broken += violations
-        report.add(f"kill -9, {mode}", f"{engine} on {file_system(parent)}", share, violations, "violations", **counts)
-        if violations == 0:
-            shutil.rmtree(folder)
-        else:
-            print(f"left for inspection: {folder}", file=sys.stderr)
-    print(f"{rounds} kills, {broken} broken promises")
+    broken = kills = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = pool.map(lambda case: run_case(options.program, case, seconds), cases)
+        for case, counts in zip(cases, results, strict=True):
+            violations, done = counts.pop("violations"), counts.pop("kills")
+            nothing = counts["pages_checked"] == 0 or (case.mode == "keep" and counts["flushed_pages_checked"] == 0)
+            if done >= 20 and nothing:
+                print(f"{case}: no page was there to be checked, so this proves nothing", file=sys.stderr)
+                violations += 1
+            broken += violations
+            kills += done
+            several = "" if case.processes == 1 else f", {case.processes} processes"
+            where = f"{case.engine} on {file_system(case.folder)}"
+            report.add(f"kill -9, {case.mode}{several}", where, done, violations, "violations", **counts)
+            if violations == 0:
+                shutil.rmtree(case.folder)
+            else:
+                print(f"left for inspection: {case.folder}", file=sys.stderr)
+    print(f"{kills} kills, {broken} broken promises")
     return 1 if broken else 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short versions of the campaigns `bench/kill_campaign.py` and `bench/corruption_campaign.py`."""
+"""Short versions of the campaigns `bench/kill_campaign.py`, `crash_campaign.py` and `corruption_campaign.py`."""
 
 import json
 import os
@@ -30,9 +30,16 @@ def run_campaign(script, tmp_path, *arguments):
 
 
 def test_killed_at_random_moments(tmp_path):
+    """One process and several in a store, on a disk and in memory, for two minutes."""
     program = native_program("tardis_torture")
-    rows = run_campaign("kill_campaign.py", tmp_path, "--quick", "--program", program, "--folder", tmp_path)
-    assert sum(row["size"] for row in rows) == 24
+    folders = [tmp_path] + [folder for folder in ("/dev/shm",) if os.path.isdir(folder)]
+    rows = run_campaign(
+        "kill_campaign.py",
+        tmp_path,
+        *("--rounds", 100_000, "--seconds", 110, "--processes", 1, "--processes", 3, "--jobs", 2),
+        *("--program", program, *(part for folder in folders for part in ("--folder", folder))),
+    )
+    assert sum(row["size"] for row in rows) > 200
     assert all(row["value"] == 0 for row in rows)
     assert sum(row["pages_checked"] for row in rows) > 0
 
@@ -42,8 +49,16 @@ def test_random_bit_flips(tmp_path):
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tmp_path
     rows = run_campaign("corruption_campaign.py", tmp_path, "--quick", "--folder", folder)
     checked = [row for row in rows if "not verified" not in row["case"]]
-    assert sum(row["size"] for row in checked) == 100
+    assert sum(row["size"] for row in checked) == 30_000
     assert all(row["value"] == 0 for row in checked)
+
+
+def test_crash_states_notice_a_drive_that_does_not_flush():
+    program = native_program("tardis_tests")
+    environment = {**os.environ, "TARDIS_CRASH_LYING_DRIVE": "1", "TARDIS_CRASH_STATES": "300"}
+    command = [program, "--gtest_filter=*StoreCrashStates*Keep"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1 and "was flushed and is lost" in done.stdout
 
 
 def test_torture_notices_a_broken_promise(tmp_path):
