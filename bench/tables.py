@@ -68,11 +68,32 @@ def store_table() -> list[str]:
     return lines
 
 
+def serving_table() -> list[str]:
+    """Mean time to first token under load, by tier."""
+    found = rows("h200_serving.json")
+    workloads = {
+        "a LV-Eval-like, one at a time": "6 prompts of 46-56 K sharing 10 K",
+        "a LV-Eval-like, 1 req/s": "the same, 1 request/s",
+        "d fixed hit rate, one at a time": "32 K, hit rates 50 to 99 %",
+        "e working set over DRAM, one at a time": "16 K, working set 4 x DRAM",
+        "e working set over DRAM, 1 req/s": "the same, 1 request/s",
+        "e working set over DRAM, 4 req/s": "the same, 4 requests/s",
+    }
+    tiers = {"recompute": "recompute", "dram": "HiCache-DRAM", "tardis": "**tardis**", "file": "`file`"}
+    lines = ["| mean TTFT, ms | " + " | ".join(tiers.values()) + " |", "|---|" + "---|" * len(tiers)]
+    for workload, title in workloads.items():
+        values = {
+            system: row["value"] for (case, system, _), row in found.items() if case == f"{workload}: mean_ttft_ms"
+        }
+        lines.append(f"| {title} | " + " | ".join(f"{values[tier]:.0f}" for tier in tiers) + " |")
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    tables = ["\n".join(ttft_table()), "\n".join(store_table())]
+    tables = ["\n".join(table()) for table in (ttft_table, serving_table, store_table)]
     if not arguments.check:
         print("\n\n".join(tables))
         return 0

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which process may write in a segment: the one that holds it, for the length of a call. What a process held when it
 // died goes to whoever comes across it.
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -34,7 +32,7 @@ constexpr std::uint32_t place_of(Owner owner) { return (owner & ((1u << kPlaceBi
 }  // namespace
 
 // Under the setup lock, after the own place's lock was taken.
-Status Store::join() {
+void Store::join() {
   LiveHeader& h = table_.header();
   LiveProcess& own = table_.process(self_);
   std::uint32_t end = h.processes_end.load();
@@ -42,11 +40,9 @@ Status Store::join() {
   }
   const Owner before = own.owner.load();
   forget_pins(own);
-  own.pid = static_cast<std::uint32_t>(::getpid());
   owner_ = owner_word(h.registrations.fetch_add(1) + 1, self_);
   own.owner.store(owner_);
   reap(before);
-  return {};
 }
 
 bool Store::owner_alive(Owner owner) const {

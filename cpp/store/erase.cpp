@@ -69,7 +69,9 @@ Result<std::uint64_t> Store::remove(const Selection& selection) {
   // A segment that fails does not keep the others from being emptied.
   Status result;
   for_each_segment([&](std::uint32_t id, SegmentState state) {
-    // Of one that is being created or re-classed nothing can be said before that has ended, or was taken over.
+    // What is being created holds nothing, and may go again: its file must not be opened. Of what is being re-classed
+    // nothing can be said before that has ended, or was taken over.
+    if (state == SegmentState::kCreating) return;
     Status status;
     if (state != SegmentState::kUnreadable) {
       std::optional<Error> why;
@@ -85,7 +87,7 @@ Result<std::uint64_t> Store::remove(const Selection& selection) {
     }
     const SegmentState now = live(id).state.load();
     if (now == SegmentState::kUnreadable) unreadable.push_back(id);
-    if (!status && now != SegmentState::kNone) result = status;
+    if (!status) result = status;
   });
   limit_cached_tables();
   counters_->cleared_pages += pages;

@@ -125,7 +125,6 @@ class Index {
   std::vector<SlotClass> classes() const;  // of the segments, each once
   SlotClass class_of(std::uint32_t segment) const;
 
-  std::uint64_t reuse_bonus() const { return reuse_bonus_; }
   static constexpr std::uint32_t kMaxReuses = 3;
 
  private:

@@ -123,7 +123,7 @@ struct alignas(64) LiveProcess {
   std::atomic<Owner> owner;                                         // 0: nobody
   std::atomic<std::uint64_t> oldest_group;                          // not yet durable; 0: none
   std::atomic<std::uint32_t> leases_end, parents_end, writing_end;  // entries at and above were never used
-  std::uint32_t pid;
+  std::uint32_t reserved;
   Pins leases;   // global slot + 1 of objects being read
   Pins parents;  // short keys of objects whose extensions are being written
   Pins writing;  // short keys of objects being written

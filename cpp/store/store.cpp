@@ -183,7 +183,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
   allow_open_files(sizes.max_segments + std::uint64_t{kFilesBesideSegments});
   auto store =
       std::make_unique<Store>(Passkey(), std::move(folder), options, std::move(*device), std::move(*table), *place);
-  if (Status status = store->join(); !status) return status.error();
+  store->join();
   if (alone) {
     Status status = store->recover();
     if (!status) {

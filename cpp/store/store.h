@@ -12,6 +12,7 @@
 //   grow_mutex_  one new or re-classed segment at a time
 //   Segment::io_mutex()  tables and superblock of one segment; held during I/O
 //   mutex_       flush groups; never held during I/O
+//   describe_mutex_  namespaces, and the process's use of the setup lock; taken before that lock
 //   Segment::claim_mutex, open_mutex_  taken alone
 #pragma once
 
@@ -178,7 +179,7 @@ class Store {
   Result<bool> clean_segment(const Snapshot& saved);
   Result<std::uint64_t> checkpoint_now();
   // claims.cpp
-  Status join();            // registers this process in the table
+  void join();              // registers this process in the table
   void reap(Owner before);  // takes over what dead processes left
   bool owner_alive(Owner owner) const;
   bool claim(Segment& segment);

@@ -263,7 +263,8 @@ class RecordedDrive : public CallObserver {
  private:
   // Begins the journal with what leads from `durable` to what is there now.
   void owe(const FolderImage& durable) {
-    ino_t gone = ino_t{1} << 60;  // for files that are no longer there
+    constexpr ino_t kGone = ino_t{1} << 60;  // and above: files that are no longer there
+    ino_t gone = kGone;
     first_ = {};
     const auto adopt = [&](const std::string& path) {
       const auto slash = path.find('/');
@@ -280,6 +281,13 @@ class RecordedDrive : public CallObserver {
     for (const auto& [file, text] : now_.texts) {
       const auto before = first_.texts.find(file);
       if (before != first_.texts.end() && before->second == text) continue;
+      // A file that was renamed: it was flushed under its old name, which is all that is durable of it.
+      const bool renamed = std::any_of(first_.texts.begin(), first_.texts.end(),
+                                       [&](const auto& old) { return old.first >= kGone && old.second == text; });
+      if (renamed) {
+        first_.texts[file] = text;
+        continue;
+      }
       record({.kind = Event::Kind::kText, .file = file, .data = text});
     }
     for (const auto& [file, segment] : now_.segments) owe_segment(file, first_.segments[file], segment);

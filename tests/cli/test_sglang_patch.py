@@ -292,9 +292,12 @@ def test_no_sglang(capsys, tmp_path, site):
     assert "--site" in refused(capsys, tmp_path / "nowhere", "status")
     assert "give the folder above it" in refused(capsys, site / "sglang", "status")
     (tmp_path / "sglang" / "srt").mkdir(parents=True)  # a folder of that name in the working directory is no package
+    alone = tmp_path / "alone"  # where sglang_tardis is installed, SGLang is its neighbour
+    alone.mkdir()
+    (alone / "sglang_tardis").symlink_to(Path(PYTHON) / "sglang_tardis")
     done = subprocess.run(
         [sys.executable, "-S", "-c", "from sglang_tardis.patching import find_package; find_package()"],
-        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": PYTHON}, check=False,
+        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(alone)}, check=False,
     )  # fmt: skip
     assert done.returncode == 1 and "SGLang is not installed in this Python environment" in done.stderr
 
