@@ -289,6 +289,12 @@ Segment* Store::segment(std::uint32_t id, std::optional<Error>* why) {
   if (Segment* known = opened_[id].load(std::memory_order_acquire)) return known;
   const std::lock_guard lock(open_mutex_);
   if (Segment* known = opened_[id].load()) return known;
+  // A file that is being created may be removed again, and this process would go on with what was removed.
+  const SegmentState state = live(id).state.load();
+  if (state == SegmentState::kNone || state == SegmentState::kCreating) {
+    if (why != nullptr) *why = Error{Code::kBusy, folder_.segment_path(id) + ": is being created"};
+    return nullptr;
+  }
   const StoreSuperblock& s = folder_.superblock();
   auto opened = Segment::open(*device_, live(id), folder_.segment_path(id), id, s.uuid, s.segment_bytes);
   if (!opened) {
