@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -263,8 +264,7 @@ class RecordedDrive : public CallObserver {
  private:
   // Begins the journal with what leads from `durable` to what is there now.
   void owe(const FolderImage& durable) {
-    constexpr ino_t kGone = ino_t{1} << 60;  // and above: files that are no longer there
-    ino_t gone = kGone;
+    ino_t gone = ino_t{1} << 60;  // for files that are no longer there
     first_ = {};
     const auto adopt = [&](const std::string& path) {
       const auto slash = path.find('/');
@@ -278,13 +278,18 @@ class RecordedDrive : public CallObserver {
     for (const auto& [folder, names] : now_.names) {
       if (first_.names[folder] != names) record({.kind = Event::Kind::kNames, .folder = folder, .names = names});
     }
+    std::set<ino_t> named;
+    for (const auto& [folder, names] : now_.names) {
+      for (const auto& [name, file] : names) {
+        if (!name.ends_with(".new") && name != "LOCK") named.insert(file);
+      }
+    }
     for (const auto& [file, text] : now_.texts) {
       const auto before = first_.texts.find(file);
       if (before != first_.texts.end() && before->second == text) continue;
-      // A file that was renamed: it was flushed under its old name, which is all that is durable of it.
-      const bool renamed = std::any_of(first_.texts.begin(), first_.texts.end(),
-                                       [&](const auto& old) { return old.first >= kGone && old.second == text; });
-      if (renamed) {
+      // A file gets its name when it has been flushed (which sessions that begin on a whole drive check): only the name
+      // may be lost.
+      if (named.contains(file)) {
         first_.texts[file] = text;
         continue;
       }
