@@ -113,6 +113,39 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_program_argument(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add --program: a native test program, by default the one in TARDIS_BUILD_DIR or build/native."""
+    root = pathlib.Path(__file__).resolve().parent.parent
+    builds = [pathlib.Path(build) for build in (os.environ.get("TARDIS_BUILD_DIR"), root / "build" / "native") if build]
+    programs = [build / "cpp" / "tests" / name for build in builds]
+    found = next((program for program in programs if program.exists()), None)
+    parser.add_argument("--program", type=pathlib.Path, default=found, help=f"{name} (default: of `make test`)")
+
+
+def required_program(parser: argparse.ArgumentParser, program: pathlib.Path | None, name: str) -> pathlib.Path:
+    """What --program says; ends the script if there is none."""
+    if program is None:
+        parser.error(f"{name} was not found: build with -DTARDIS_TESTS=ON and name it with --program")
+    return program
+
+
+class ServedModel:
+    """Base of profiles with a field `model`, the folder of a model: what its config.json says."""
+
+    model: pathlib.Path
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The whole of config.json."""
+        return json.loads((self.model / "config.json").read_text(encoding="utf-8"))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV a token (bf16)."""
+        shape = self.shape
+        return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * 2
+
+
 class Report:
     """The result table: rows are printed and, with a file, written as they come, so that a cut run leaves them."""
 

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from common import Report, add_common_arguments, machine_facts
+from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program
 
 SUITE = "Workloads/StoreCrashStates.KeepEveryPromise/"
 COUNTS = (
@@ -40,15 +40,6 @@ COUNTS = (
     "deleted_pages_checked",
     "states_on_real_files",
 )
-
-
-def find_program() -> pathlib.Path | None:
-    """tardis_tests in TARDIS_BUILD_DIR or build/native, or None."""
-    root = pathlib.Path(__file__).resolve().parent.parent
-    for build in (os.environ.get("TARDIS_BUILD_DIR"), root / "build" / "native"):
-        if build and (program := pathlib.Path(build) / "cpp" / "tests" / "tardis_tests").exists():
-            return program
-    return None
 
 
 def workloads(program: pathlib.Path) -> list[str]:
@@ -86,20 +77,17 @@ def main() -> int:
     parser.add_argument("--states", type=int, help="states in all (default 180,000; 4,500 with --quick)")
     parser.add_argument("--seed", type=int, default=1, help="of the first session; later ones count on (default 1)")
     parser.add_argument("--jobs", type=int, default=2, help="workloads at the same time (default 2)")
-    parser.add_argument(
-        "--program", type=pathlib.Path, default=find_program(), help="tardis_tests (default: of `make test`)"
-    )
+    add_program_argument(parser, "tardis_tests")
     options = parser.parse_args()
-    if options.program is None:
-        parser.error("tardis_tests was not found: build with -DTARDIS_TESTS=ON and name it with --program")
-    names = workloads(options.program)
+    program = required_program(parser, options.program, "tardis_tests")
+    names = workloads(program)
     if not names:
-        parser.error(f"{options.program} has no crash states; build it from this tree")
+        parser.error(f"{program} has no crash states; build it from this tree")
     states = (options.states or (4_500 if options.quick else 180_000)) // len(names)
     report = Report(options.json, machine_facts("/dev/shm"))
     total = dict.fromkeys((*COUNTS, "broken"), 0)
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = pool.map(lambda name: run_workload(options.program, name, states, options.seed), names)
+        results = pool.map(lambda name: run_workload(program, name, states, options.seed), names)
         for name, counts in zip(names, results, strict=True):
             for key in total:
                 total[key] += counts[key]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -33,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from common import Report, add_common_arguments, file_system, machine_facts
+from common import Report, add_common_arguments, add_program_argument, file_system, machine_facts, required_program
 
 BROKEN = ("wrong", "missing", "resurrected", "quarantined", "unreadable", "verify_bad")
 SUMS = (*BROKEN, "found", "flushed", "torn", "verified", "rejected", "kills", "checks", "killed_before_creation")
@@ -48,16 +47,6 @@ class Case(NamedTuple):
     processes: int
     kills: int
     seed: int
-
-
-def find_program() -> pathlib.Path | None:
-    """tardis_torture in TARDIS_BUILD_DIR or build/native, or None."""
-    root = pathlib.Path(__file__).resolve().parent.parent
-    builds = [os.environ.get("TARDIS_BUILD_DIR"), root / "build" / "native"]
-    for build in builds:
-        if build and (program := pathlib.Path(build) / "cpp" / "tests" / "tardis_torture").exists():
-            return program
-    return None
 
 
 def run_case(program: pathlib.Path, case: Case, seconds: float) -> dict[str, Any]:
@@ -125,12 +114,9 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time (default 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and of what is written (default 1)")
-    parser.add_argument(
-        "--program", type=pathlib.Path, default=find_program(), help="tardis_torture (default: of `make test`)"
-    )
+    add_program_argument(parser, "tardis_torture")
     options = parser.parse_args()
-    if options.program is None:
-        parser.error("tardis_torture was not found: build with -DTARDIS_TESTS=ON and name it with --program")
+    program = required_program(parser, options.program, "tardis_torture")
     folders = options.folder or [pathlib.Path(tempfile.gettempdir()), pathlib.Path("/dev/shm")]
     settings = [
         (folder, engine, mode, processes)
@@ -150,7 +136,7 @@ def main() -> int:
     report = Report(options.json, machine_facts(*folders))
     broken = kills = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = pool.map(lambda case: run_case(options.program, case, seconds), cases)
+        results = pool.map(lambda case: run_case(program, case, seconds), cases)
         for case, counts in zip(cases, results, strict=True):
             violations, done = counts.pop("violations"), counts.pop("kills")
             nothing = counts["pages_checked"] == 0 or (case.mode == "keep" and counts["flushed_pages_checked"] == 0)

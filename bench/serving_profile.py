@@ -9,6 +9,7 @@ import json
 import pathlib
 from typing import Any
 
+from common import ServedModel
 from serving_workloads import WORKLOADS, HitRate, LvEval, Misses, MultiTurn, Setting, Trace, WorkingSet, Workload
 from ttft_campaign import GPU_FLAGS, HERE
 
@@ -22,7 +23,7 @@ class Pools:
 
 
 @dataclasses.dataclass(frozen=True)
-class Profile:
+class Profile(ServedModel):
     """How the servers are started and what is asked of them."""
 
     device: str
@@ -38,16 +39,6 @@ class Profile:
     flags: tuple[str, ...] = ()
     attach: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Extra config of every storage backend: SGLang's own keys."""
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return json.loads((self.model / "config.json").read_text(encoding="utf-8"))
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of KV a token (bf16)."""
-        shape = self.shape
-        return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * 2
 
     def setting(self, letter: str, seed: int) -> Setting:
         """What the workload's plan depends on."""

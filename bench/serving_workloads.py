@@ -7,6 +7,7 @@ Nothing here talks to a server.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import json
 import math
@@ -73,7 +74,7 @@ def full_hit(tokens: int, page_size: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Workload:
+class Workload(abc.ABC):
     """Base of the six. Fields are the sizes that a profile or `--set` may change."""
 
     letter: ClassVar[str]
@@ -85,9 +86,9 @@ class Workload:
     dram_holds_all: ClassVar[bool] = False
     """Made for a DRAM tier that holds everything, which then is the bound for the storage tiers."""
 
+    @abc.abstractmethod
     def plan(self, setting: Setting, load: str) -> Plan:
         """The requests for one load."""
-        raise NotImplementedError
 
     def sizes(self) -> dict[str, Any]:
         """The fields, as they are recorded."""

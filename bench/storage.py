@@ -25,7 +25,6 @@ with those written.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -40,9 +39,9 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from common import Report, add_common_arguments, is_memory, machine_facts
+from common import Report, is_memory, machine_facts
 from sglang_tardis.store import ObjectLayout, Store, StoreOptions
-from store_throughput import LAYOUTS, MIB, Memory, direct_flag, drop_page_cache
+from store_throughput import LAYOUTS, MIB, Memory, direct_flag, drop_page_cache, measured_folder
 
 BATCH = 128
 DEPTH = 64
@@ -347,18 +346,8 @@ def measure(
 
 def main() -> int:
     """Measure; 1 if a byte came back wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_arguments(parser)
-    parser.add_argument("--folder", type=pathlib.Path, required=True, help="an existing folder on the drive to measure")
-    parser.add_argument("--mib", type=int, help="bytes per object size (default 2048 MiB, with --quick 256)")
-    parser.add_argument("--repetitions", type=int, help="the median of that many (default 5, with --quick 1)")
-    arguments = parser.parse_args()
-    if not arguments.folder.is_dir():
-        parser.error(f"--folder: {arguments.folder} is not an existing folder")
-    folder = arguments.folder / f"storage-bench.{os.getpid()}"
-    folder.mkdir()
-    total = (arguments.mib or (256 if arguments.quick else 2048)) * MIB
-    repetitions = arguments.repetitions or (1 if arguments.quick else 5)
+    arguments = measured_folder(__doc__, "storage-bench", 5)
+    folder, total, repetitions = arguments.folder, arguments.total, arguments.repetitions
     medium = "tmpfs (memory, no drive)" if is_memory(folder) else "drive, page cache dropped"
     report = Report(arguments.json, machine_facts(folder), medium=medium, depth=DEPTH, batch=BATCH)
     print(f"{folder}: {medium}; {total // MIB} MiB a size, median of {repetitions}")

@@ -200,22 +200,31 @@ def store_rates(
     return {name: statistics.median(values) for name, values in rates.items()}, path, wrong
 
 
-def main() -> int:
-    """Measure; 1 if a byte came back wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def measured_folder(description: str | None, name: str, repetitions: int) -> argparse.Namespace:
+    """The arguments of a script that measures a folder; `folder` is a new one in it, `total` the bytes a size."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_arguments(parser)
     parser.add_argument(
         "--folder", type=pathlib.Path, required=True, help="an existing folder on the file system to measure"
     )
     parser.add_argument("--mib", type=int, help="bytes per page size (default 2048 MiB, with --quick 256)")
-    parser.add_argument("--repetitions", type=int, help="the median of that many (default 3, with --quick 1)")
+    parser.add_argument(
+        "--repetitions", type=int, help=f"the median of that many (default {repetitions}, with --quick 1)"
+    )
     arguments = parser.parse_args()
     if not arguments.folder.is_dir():
         parser.error(f"--folder: {arguments.folder} is not an existing folder")
-    folder = arguments.folder / f"store-throughput.{os.getpid()}"
-    folder.mkdir()
-    total = (arguments.mib or (256 if arguments.quick else 2048)) * MIB
-    repetitions = arguments.repetitions or (1 if arguments.quick else 3)
+    arguments.folder = arguments.folder / f"{name}.{os.getpid()}"
+    arguments.folder.mkdir()
+    arguments.total = (arguments.mib or (256 if arguments.quick else 2048)) * MIB
+    arguments.repetitions = arguments.repetitions or (1 if arguments.quick else repetitions)
+    return arguments
+
+
+def main() -> int:
+    """Measure; 1 if a byte came back wrong."""
+    arguments = measured_folder(__doc__, "store-throughput", 3)
+    folder, total, repetitions = arguments.folder, arguments.total, arguments.repetitions
     medium = "tmpfs (memory, no disk)" if is_memory(folder) else "disk, page cache dropped"
     report = Report(arguments.json, machine_facts(folder), medium=medium, o_direct=bool(direct_flag(folder)))
     print(f"{folder}: {medium}; {total // MIB} MiB a size, median of {repetitions}")

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from common import Report, is_memory, machine_facts
+from common import Report, ServedModel, is_memory, machine_facts
 
 HERE = pathlib.Path(__file__).resolve().parent
 GPU_FLAGS = [
@@ -22,7 +22,7 @@ GPU_FLAGS = [
 
 
 @dataclasses.dataclass(frozen=True)
-class Profile:
+class Profile(ServedModel):
     """Sizes that go together: prompt lengths, and pools in which the longest prompt can be evicted and restored."""
 
     model: pathlib.Path
@@ -33,16 +33,6 @@ class Profile:
     warm_tokens: int
     capacity: str
     flags: tuple[str, ...] = ()
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return json.loads((self.model / "config.json").read_text(encoding="utf-8"))
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of KV a token (bf16)."""
-        shape = self.shape
-        return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * 2
 
 
 def profile(arguments: argparse.Namespace) -> Profile:

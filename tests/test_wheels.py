@@ -39,7 +39,7 @@ def good() -> dict[str, bytes]:
 
 
 def test_a_good_wheel_has_no_problems(contents, source: Path):
-    assert list(contents.problems(good(), ["/home/somebody", "vm", "localhost"], source)) == []
+    assert list(contents.problems(good(), ["BUILD-FOLDER", "vm", "localhost"], source)) == []
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_good_wheel_has_no_problems(contents, source: Path):
         ("sglang_tardis/_core.cpython-312-x86_64-linux-gnu.so", None, "_core.: missing"),
         (
             "sglang_tardis/libtardis.so",
-            b"..../home/somebody/cpp/store.cpp",
-            "contains '/home/somebody' of this machine",
+            b"....BUILD-FOLDER/cpp/store.cpp",
+            "contains 'BUILD-FOLDER' of this machine",
         ),
         ("sglang_tardis.libs/libgomp-1.so.1", b"\x7fELF", "a library of this machine was copied in"),
         ("sglang_tardis-1.dist-info/licenses/LICENSE", None, "no licence"),
@@ -62,7 +62,7 @@ def test_a_good_wheel_has_no_problems(contents, source: Path):
 def test_each_fault_is_found(contents, source: Path, name: str, content: bytes | None, problem: str):
     files = {**good(), name: content}
     found = list(contents.problems({key: value for key, value in files.items() if value is not None},
-                                   ["/home/somebody"], source))  # fmt: skip
+                                   ["BUILD-FOLDER"], source))  # fmt: skip
     assert len(found) == 1 and problem in found[0]
 
 

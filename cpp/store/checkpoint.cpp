@@ -9,24 +9,12 @@
 #include <cstdio>
 
 #include "base/checksum.h"
+#include "base/read_exactly.h"
 #include "store/folder.h"
 #include "store/live_layout.h"
 
 namespace tardis {
 namespace {
-
-bool read_fully(int fd, std::uint64_t offset, void* memory, std::size_t bytes) {
-  auto* to = static_cast<char*>(memory);
-  while (bytes > 0) {
-    const ssize_t got = ::pread(fd, to, bytes, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    to += got;
-    offset += static_cast<std::uint64_t>(got);
-    bytes -= static_cast<std::size_t>(got);
-  }
-  return true;
-}
 
 Status write_fully(int fd, const void* memory, std::size_t bytes, const std::string& path) {
   const auto* from = static_cast<const char*>(memory);
@@ -49,7 +37,7 @@ Checkpoint Checkpoint::load(const std::string& path, const Uuid& store) {
   struct stat status {};
   CheckpointHeader h;
   const int fd = loaded.fd_.get();
-  if (!loaded.fd_ || ::fstat(fd, &status) != 0 || !read_fully(fd, 0, &h, sizeof h)) return none;
+  if (!loaded.fd_ || ::fstat(fd, &status) != 0 || !read_exactly(fd, path, 0, &h, sizeof h)) return none;
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
   if (!sealed(h) || h.format_version != kFormatVersion || h.store_uuid != store || h.bytes != bytes ||
       h.namespaces > kMaxNamespaces || h.segments > kMaxSegments) {
@@ -57,12 +45,12 @@ Checkpoint Checkpoint::load(const std::string& path, const Uuid& store) {
   }
   loaded.namespaces_.resize(h.namespaces);
   const std::uint64_t namespace_bytes = h.namespaces * sizeof(Fingerprint);
-  if (!read_fully(fd, sizeof h, loaded.namespaces_.data(), namespace_bytes)) return none;
+  if (!read_exactly(fd, path, sizeof h, loaded.namespaces_.data(), namespace_bytes)) return none;
   if (struct_crc(loaded.namespaces_.data(), namespace_bytes) != h.namespaces_crc) return none;
   std::uint64_t at = sizeof h + namespace_bytes;
   for (std::uint32_t i = 0; i < h.segments; ++i) {
     CheckpointSegment s;
-    if (!read_fully(fd, at, &s, sizeof s) || !sealed(s)) return none;
+    if (!read_exactly(fd, path, at, &s, sizeof s) || !sealed(s)) return none;
     at += sizeof s;
     loaded.segments_[s.segment] = {s, at};
     at += std::uint64_t{s.entries} * sizeof(CheckpointEntry);
@@ -82,7 +70,7 @@ std::optional<std::vector<CheckpointEntry>> Checkpoint::entries(std::uint32_t se
   const Place& place = segments_.at(segment);
   std::vector<CheckpointEntry> entries(place.segment.entries);
   const std::size_t bytes = entries.size() * sizeof(CheckpointEntry);
-  if (!read_fully(fd_.get(), place.offset, entries.data(), bytes)) return std::nullopt;
+  if (!read_exactly(fd_.get(), kCheckpointFile, place.offset, entries.data(), bytes)) return std::nullopt;
   if (xxh3_64(entries.data(), bytes) != place.segment.entries_digest) return std::nullopt;
   return entries;
 }

@@ -80,7 +80,8 @@ std::size_t Index::evict_from(const std::vector<Candidate>& candidates, SlotClas
                               const std::function<void(const IndexEntry&)>& evicted) {
   const std::unordered_set<GlobalSlot> in_use = leased();
   std::unordered_set<std::uint64_t> extended;  // by writes in flight
-  for_each_pin(&LiveProcess::parents, &LiveProcess::parents_end, [&](std::uint64_t key) { extended.insert(key); });
+  for_each_pin(&LiveProcess::parents, &LiveProcess::parents_end,
+               [&](std::uint32_t, std::uint64_t key) { extended.insert(key); });
   const auto leaf = [&](const Candidate& c) { return record(c.slot).children.load() == 0 && !in_use.contains(c.slot); };
   std::vector<Candidate> first;
   std::copy_if(candidates.begin(), candidates.end(), std::back_inserter(first), leaf);

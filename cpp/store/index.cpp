@@ -364,7 +364,7 @@ void Index::settle(GlobalSlot slot) {
   if (now.state() != SlotState::kDying) return;
   bool leased = false;
   for_each_pin(&LiveProcess::leases, &LiveProcess::leases_end,
-               [&](std::uint64_t pin) { leased = leased || pin == slot + 1; });
+               [&](std::uint32_t, std::uint64_t pin) { leased = leased || pin == slot + 1; });
   if (leased) return;
   change(slot, now, now.with(SlotState::kFree));
 }
@@ -381,22 +381,18 @@ void Index::end_lease(std::uint32_t pin, GlobalSlot slot) {
   if (stamp(slot).state() == SlotState::kDying) settle(slot);
 }
 
-bool Index::written_elsewhere(std::uint64_t key) const {
-  bool found = false;
-  const std::uint32_t processes = table_.header().processes_end.load();
-  for (std::uint32_t id = 0; id < processes && !found; ++id) {
-    LiveProcess& process = table_.process(id);
-    if (id == self_ || process.owner.load() == 0) continue;
-    const std::uint32_t count = process.writing_end.load();
-    for (std::uint32_t i = 0; i < count && !found; ++i) found = process.writing[i].load() == key;
-    if (found) found = alive_(id);
-  }
-  return found;
+std::unordered_set<std::uint64_t> Index::written_elsewhere() const {
+  std::unordered_set<std::uint64_t> keys;
+  for_each_pin(&LiveProcess::writing, &LiveProcess::writing_end, [&](std::uint32_t process, std::uint64_t key) {
+    if (process != self_) keys.insert(key);
+  });
+  return keys;
 }
 
 std::unordered_set<GlobalSlot> Index::leased() const {
   std::unordered_set<GlobalSlot> slots;
-  for_each_pin(&LiveProcess::leases, &LiveProcess::leases_end, [&](std::uint64_t pin) { slots.insert(pin - 1); });
+  for_each_pin(&LiveProcess::leases, &LiveProcess::leases_end,
+               [&](std::uint32_t, std::uint64_t pin) { slots.insert(pin - 1); });
   return slots;
 }
 

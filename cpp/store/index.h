@@ -107,8 +107,8 @@ class Index {
   void end_lease(std::uint32_t pin, GlobalSlot slot);
   PinTable& parents() { return parents_; }
   PinTable& writing() { return writing_; }
-  // Whether another living process writes an object with this key.
-  bool written_elsewhere(std::uint64_t key) const;
+  // Short keys of objects that other living processes write just now.
+  std::unordered_set<std::uint64_t> written_elsewhere() const;
   // Slots under a lease of any living process.
   std::unordered_set<GlobalSlot> leased() const;
 
@@ -148,7 +148,7 @@ class Index {
   // The parent, if this was its last extension.
   std::optional<GlobalSlot> release_parent(const IndexEntry& entry);
   void lay_off(const IndexEntry& entry);  // what follows a live object's end
-  template <class Visit>                  // visit(value) for each pin of a living process
+  template <class Visit>                  // visit(process, value) for each pin of a living process
   void for_each_pin(LiveProcess::Pins LiveProcess::*pins, std::atomic<std::uint32_t> LiveProcess::*end,
                     Visit visit) const;
   void consider(GlobalSlot slot, std::vector<Candidate>& found) const;
@@ -179,7 +179,7 @@ void Index::for_each_pin(LiveProcess::Pins LiveProcess::*pins, std::atomic<std::
       if (value == 0) continue;
       if (!checked && !alive_(id)) break;
       checked = true;
-      visit(value);
+      visit(id, value);
     }
   }
 }

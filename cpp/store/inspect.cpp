@@ -1,34 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <map>
 
 #include "base/json.h"
-#include "base/unique_fd.h"
 #include "store/folder.h"
-#include "store/scan.h"
+#include "store/list.h"
 #include "store/tools.h"
 
 namespace tardis {
 namespace {
-
-// Plain reads: the file may be in use by a server, whose direct writes invalidate the cached pages they touch.
-bool read_fully(int fd, std::uint64_t offset, void* memory, std::size_t bytes) {
-  auto* to = static_cast<char*>(memory);
-  while (bytes > 0) {
-    const ssize_t got = ::pread(fd, to, bytes, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    to += got;
-    offset += static_cast<std::uint64_t>(got);
-    bytes -= static_cast<std::size_t>(got);
-  }
-  return true;
-}
 
 struct Usage {
   std::uint64_t objects = 0;
@@ -43,33 +24,21 @@ struct Totals {
 };
 
 void inspect_segment(const std::string& path, std::uint32_t id, const StoreSuperblock& store, Totals& totals) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
-  SegmentSuperblock s;
-  if (!fd || ::fstat(fd.get(), &status) != 0) {
+  if (::stat(path.c_str(), &status) == 0) totals.allocated += static_cast<std::uint64_t>(status.st_blocks) * 512;
+  const auto table = read_header_table(path, id, store);
+  if (!table) {
     ++totals.unreadable;
     return;
   }
-  totals.allocated += static_cast<std::uint64_t>(status.st_blocks) * 512;
-  if (!read_fully(fd.get(), 0, &s, sizeof s) || !sealed(s) || s.format_version != kFormatVersion ||
-      s.store_uuid != store.uuid || s.segment != id || s.segment_bytes != store.segment_bytes ||
-      std::uint64_t{s.slots} * kHeaderBytes > store.segment_bytes) {
-    ++totals.unreadable;
-    return;
-  }
+  const SegmentSuperblock& s = table->superblock;
   ++totals.segments;
   totals.dirty += (s.flags & kSegmentDirty) != 0;
   ++totals.segments_by_slot_bytes[s.slot_bytes];
   totals.slots += s.slots;
-  std::vector<SlotHeader> headers(s.slots);
-  if (!read_fully(fd.get(), s.header_table_offset, headers.data(), headers.size() * sizeof(SlotHeader))) {
-    ++totals.unreadable;
-    return;
-  }
-  const SegmentFacts facts{id, s.epoch, SegmentGeometry::of(s), static_cast<std::uint64_t>(status.st_size),
-                           store.block_bytes};
+  const SegmentFacts facts = table->facts(store);
   for (std::uint32_t slot = 0; slot < s.slots; ++slot) {
-    const SlotHeader& header = headers[slot];
+    const SlotHeader& header = table->headers[slot];
     switch (judge(header, slot, facts)) {
       case Belief::kFree:
         ++totals.free;

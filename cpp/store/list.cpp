@@ -3,12 +3,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "base/read_exactly.h"
 #include "base/unique_fd.h"
 #include "store/folder.h"
 
@@ -16,21 +16,6 @@ namespace tardis {
 namespace {
 
 constexpr int kTries = 5;  // at something that may be in the middle of a write
-
-// Plain reads: the file may be in use by a server, whose direct writes invalidate the cached pages they touch.
-Status read_fully(int fd, const std::string& path, std::uint64_t offset, void* memory, std::size_t bytes) {
-  auto* to = static_cast<char*>(memory);
-  while (bytes > 0) {
-    const ssize_t got = ::pread(fd, to, bytes, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno_error(errno, path);
-    if (got == 0) return Error{Code::kCorrupt, path + ": ends at byte " + std::to_string(offset)};
-    to += got;
-    offset += static_cast<std::uint64_t>(got);
-    bytes -= static_cast<std::size_t>(got);
-  }
-  return {};
-}
 
 Result<UniqueFd> open_segment(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -42,7 +27,7 @@ Result<UniqueFd> open_segment(const std::string& path) {
 Result<SegmentSuperblock> read_superblock(int fd, const std::string& path, std::uint32_t id,
                                           const StoreSuperblock& store) {
   SegmentSuperblock s;
-  if (Status status = read_fully(fd, path, 0, &s, sizeof s); !status) return status.error();
+  if (Status status = read_exactly(fd, path, 0, &s, sizeof s); !status) return status.error();
   if (!sealed(s) || s.format_version != kFormatVersion || s.store_uuid != store.uuid || s.segment != id ||
       s.segment_bytes != store.segment_bytes || std::uint64_t{s.slots} * kHeaderBytes > store.segment_bytes) {
     return Error{Code::kCorrupt, path + ": no segment of this store, or its superblock is damaged"};
@@ -61,14 +46,10 @@ Result<HeaderTable> look(int fd, const std::string& path, std::uint32_t id, cons
   if (!superblock) return superblock.error();
   struct stat status {};
   if (::fstat(fd, &status) != 0) return errno_error(errno, path);
-  HeaderTable table{path,
-                    id,
-                    *superblock,
-                    static_cast<std::uint64_t>(status.st_size),
-                    static_cast<std::uint64_t>(status.st_blocks) * 512,
+  HeaderTable table{path, id, *superblock, static_cast<std::uint64_t>(status.st_size),
                     std::vector<SlotHeader>(superblock->slots)};
-  const Status read = read_fully(fd, path, superblock->header_table_offset, table.headers.data(),
-                                 table.headers.size() * sizeof(SlotHeader));
+  const Status read = read_exactly(fd, path, superblock->header_table_offset, table.headers.data(),
+                                   table.headers.size() * sizeof(SlotHeader));
   if (!read) return read.error();
   return table;
 }
@@ -106,7 +87,7 @@ Result<SlotHeader> read_header(const HeaderTable& table, std::uint32_t slot) {
   const std::uint64_t offset = table.superblock.header_table_offset + slot * kHeaderBytes;
   for (int attempt = 0; attempt < kTries; ++attempt) {
     SlotHeader header;
-    if (Status status = read_fully(fd->get(), table.path, offset, &header, sizeof header); !status) {
+    if (Status status = read_exactly(fd->get(), table.path, offset, &header, sizeof header); !status) {
       return status.error();
     }
     if (sealed(header) || all_zero(&header, sizeof header)) return header;

@@ -36,7 +36,7 @@ struct HeaderTable {
   std::string path;
   std::uint32_t segment;
   SegmentSuperblock superblock;
-  std::uint64_t file_bytes, allocated_bytes;
+  std::uint64_t file_bytes;
   std::vector<SlotHeader> headers;
 
   SegmentFacts facts(const StoreSuperblock& store) const {

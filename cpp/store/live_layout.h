@@ -111,11 +111,9 @@ struct alignas(64) LiveSegment {
 static_assert(sizeof(LiveSegment) == 128);
 
 struct LiveNamespace {
-  std::atomic<std::uint32_t> ready;
-  std::uint32_t reserved;
   Fingerprint fingerprint;
 };
-static_assert(sizeof(LiveNamespace) == 24);
+static_assert(sizeof(LiveNamespace) == 16);
 
 // What one process has in hand. It counts only while the process's lock is held.
 struct alignas(64) LiveProcess {

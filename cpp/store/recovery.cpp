@@ -105,7 +105,6 @@ Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& fo
       notes_.push_back("segment left alone: " + status.error().message);
     }
   }
-  if (!unknown.empty()) children_known_ = false;
   return {};
 }
 
@@ -227,7 +226,8 @@ void Store::publish_newest(std::vector<Found>& found) {
                                           one->suspect && !one->claim.verified, index_.tick(1));
     if (published == Index::Published::kYes) counters_->recovered_pages += 1;
   }
-  if (!children_known_) index_.count_children();
+  // A checkpoint that told of every segment also told how many extensions each object has.
+  if (counters_->recovered_scanned > 0) index_.count_children();
 }
 
 Status Store::settle_segments(const std::vector<Found>& found) {

@@ -248,7 +248,6 @@ class Store {
   std::mutex open_mutex_;
   std::deque<std::unique_ptr<Segment>> segments_;  // behind opened_, and those that are of no use any more
   std::atomic<std::uint32_t> last_segment_{0};     // where slots were found last
-  bool children_known_ = true;                     // during recovery: the checkpoint told of every segment
 
   std::mutex describe_mutex_;  // namespaces; taken before the setup lock
   std::deque<ObjectGeometry> geometry_memory_;

@@ -95,6 +95,7 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
 void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::vector<std::size_t>& elsewhere) {
   std::map<Hash256, std::size_t> in_call;
   const std::uint64_t now = index_.tick(set.n);
+  const std::unordered_set<std::uint64_t> by_others = index_.written_elsewhere();
   std::uint64_t present = 0;
   for (std::size_t i = 0; i < set.n; ++i) {
     const auto entry = index_.find(set.space, set.hashes[i]);
@@ -111,7 +112,7 @@ void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::ve
       ++present;
       continue;
     }
-    (index_.written_elsewhere(short_key(set.hashes[i])) ? elsewhere : wanted).push_back(i);
+    (by_others.contains(short_key(set.hashes[i])) ? elsewhere : wanted).push_back(i);
   }
   counters_->set_pages_present += present;
 }
@@ -121,7 +122,7 @@ std::vector<std::size_t> Store::still_missing(SetCall& set, const std::vector<st
   const std::uint64_t give_up = monotonic_ns() + kElsewherePatienceNs;
   std::vector<std::size_t> missing;
   for (const std::size_t i : elsewhere) {
-    while (index_.written_elsewhere(short_key(set.hashes[i])) && monotonic_ns() < give_up) {
+    while (index_.written_elsewhere().contains(short_key(set.hashes[i])) && monotonic_ns() < give_up) {
       std::this_thread::sleep_for(kElsewherePause);
     }
     set.stored[i] = index_.find(set.space, set.hashes[i]).has_value();

@@ -39,6 +39,13 @@ def namespace(namespaces: Sequence[Mapping[str, Any]], prefix: str) -> Mapping[s
     return found[0]
 
 
+def fingerprint(path: str, prefix: str | None) -> bytes | None:
+    """Of the namespace in the store at `path` that --namespace names; None without the option."""
+    from ..store import inspect
+
+    return None if prefix is None else bytes.fromhex(namespace(inspect(path)["namespaces"], prefix)["fingerprint"])
+
+
 def key_prefix(text: str) -> str:
     """Checks the beginning of a key, 1 to 64 hexadecimal digits; CommandError otherwise."""
     digits = text.lower()

@@ -45,10 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.limit is not None and args.limit < 0:
         raise CommandError(f"--limit {args.limit}: expected 0 or more")
-    namespaces = inspect(args.path)["namespaces"] if args.summary or args.namespace is not None else []
-    fingerprint = None
-    if args.namespace is not None:
-        fingerprint = bytes.fromhex(choose.namespace(namespaces, args.namespace)["fingerprint"])
+    namespaces = inspect(args.path)["namespaces"] if args.summary else []
+    fingerprint = choose.fingerprint(args.path, args.namespace)
     pages = selected(args.path, None if args.key is None else choose.key_prefix(args.key), fingerprint)
     # One more than asked for tells whether something was left out.
     limited = pages if args.limit is None else itertools.islice(pages, args.limit + 1)

@@ -34,14 +34,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evict, after asking."""
-    from ..store import Store, inspect
+    from ..store import Store
 
     if args.percent is not None and not 0 <= args.percent <= 100:
         raise CommandError(f"--percent {args.percent:g}: expected 0 to 100")
     limit = None if args.to is None else choose.size("--to", args.to)
-    fingerprint = None
-    if args.namespace is not None:
-        fingerprint = bytes.fromhex(choose.namespace(inspect(args.path)["namespaces"], args.namespace)["fingerprint"])
+    fingerprint = choose.fingerprint(args.path, args.namespace)
     with choose.closing(Store(args.path, create=False)) as store:
         stored = _stored_bytes(store, fingerprint)
         target = limit if limit is not None else int(stored * (100 - args.percent) / 100)

@@ -30,15 +30,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Delete what was named, after asking."""
-    from ..store import Store, inspect
+    from ..store import Store
 
     if args.key is None and args.namespace is None:
         raise CommandError("say what to delete: --key PREFIX, --namespace FINGERPRINT or both (`tardis clear`: all)")
     prefix = None if args.key is None else choose.key_prefix(args.key)
-    namespaces = inspect(args.path)["namespaces"]
-    fingerprint = None
-    if args.namespace is not None:
-        fingerprint = bytes.fromhex(choose.namespace(namespaces, args.namespace)["fingerprint"])
+    fingerprint = choose.fingerprint(args.path, args.namespace)
     found = count = 0
     for page in selected(args.path, prefix, fingerprint):
         count += 1
