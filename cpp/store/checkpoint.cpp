@@ -66,13 +66,12 @@ bool Checkpoint::covers(std::uint32_t segment, std::uint32_t epoch, std::uint64_
          it->second.segment.write_sequence == write_sequence;
 }
 
-std::optional<std::vector<CheckpointEntry>> Checkpoint::entries(std::uint32_t segment) const {
+bool Checkpoint::read(std::uint32_t segment, std::vector<CheckpointEntry>& entries) const {
   const Place& place = segments_.at(segment);
-  std::vector<CheckpointEntry> entries(place.segment.entries);
+  entries.resize(place.segment.entries);
   const std::size_t bytes = entries.size() * sizeof(CheckpointEntry);
-  if (!read_exactly(fd_.get(), kCheckpointFile, place.offset, entries.data(), bytes)) return std::nullopt;
-  if (xxh3_64(entries.data(), bytes) != place.segment.entries_digest) return std::nullopt;
-  return entries;
+  return read_exactly(fd_.get(), kCheckpointFile, place.offset, entries.data(), bytes) &&
+         xxh3_64(entries.data(), bytes) == place.segment.entries_digest;
 }
 
 Status write_checkpoint(const std::string& folder, const std::vector<Fingerprint>& namespaces, CheckpointHeader header,

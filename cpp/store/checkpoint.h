@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -77,8 +78,8 @@ class Checkpoint {
   const std::vector<Fingerprint>& namespaces() const { return namespaces_; }
   // Whether it tells of this state of the segment.
   bool covers(std::uint32_t segment, std::uint32_t epoch, std::uint64_t write_sequence) const;
-  // Nothing if the entries fail their digest. May be called from several threads.
-  std::optional<std::vector<CheckpointEntry>> entries(std::uint32_t segment) const;
+  // False if the entries fail their digest. May be called from several threads; `entries` is memory to use again.
+  bool read(std::uint32_t segment, std::vector<CheckpointEntry>& entries) const;
 
  private:
   struct Place {

@@ -261,6 +261,20 @@ Index::Published Index::publish(const IndexEntry& entry, bool suspect, std::uint
   return Published::kYes;
 }
 
+void Index::restore(std::uint32_t segment, const std::vector<CheckpointEntry>& entries,
+                    const std::vector<NamespaceId>& spaces) {
+  constexpr std::size_t kAhead = 16;  // cache misses in flight
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (i + kAhead < entries.size()) {
+      const CheckpointEntry& later = entries[i + kAhead];
+      const Place at = place(spaces[later.space], short_key(later.key));
+      __builtin_prefetch(&table_.bucket(at.first), /*rw=*/1);
+      __builtin_prefetch(&table_.bucket(at.second), /*rw=*/1);
+    }
+    restore(global({segment, entries[i].slot}), entries[i], spaces[entries[i].space]);
+  }
+}
+
 void Index::restore(GlobalSlot slot, const CheckpointEntry& entry, NamespaceId space) {
   const bool quarantined = entry.state == CheckpointState::kQuarantined;
   SlotRecord& r = record(slot);

@@ -86,9 +86,10 @@ class Index {
   // Its slot is not used again; `recorded`: also not after the store was closed.
   bool quarantine(const IndexEntry& entry, bool recorded);
   void trust(const IndexEntry& entry);  // its payload was read and fits
-  // For recovery and checkpoints, while no other process uses the table: as publish(), of an object that is known to be
+  // For recovery and checkpoints, while no other process uses the table: as publish(), of objects that are known to be
   // alone; a record as it is, if there is something to be known of it; and every `children` from the parents' names.
-  void restore(GlobalSlot slot, const CheckpointEntry& entry, NamespaceId space);
+  void restore(std::uint32_t segment, const std::vector<CheckpointEntry>& entries,
+               const std::vector<NamespaceId>& spaces);
   std::optional<CheckpointEntry> save(GlobalSlot slot) const;
   void count_children();
   // A dying slot on which there is no lease becomes free.
@@ -138,6 +139,7 @@ class Index {
     auto operator<=>(const Candidate&) const = default;
   };
 
+  void restore(GlobalSlot slot, const CheckpointEntry& entry, NamespaceId space);
   Place place(NamespaceId space, std::uint64_t short_key) const;
   std::optional<IndexEntry> match(std::uint64_t word, const Place& place, NamespaceId space, const Hash256& hash) const;
   std::optional<GlobalSlot> find_short(NamespaceId space, std::uint64_t short_key) const;

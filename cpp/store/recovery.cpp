@@ -120,19 +120,18 @@ std::vector<Segment*> Store::load_checkpoint(const Checkpoint& checkpoint, const
   std::mutex refused_mutex;
   std::atomic<std::size_t> next{0};
   const auto load = [&] {
+    std::vector<CheckpointEntry> entries;
     for (std::size_t i = next.fetch_add(1); i < segments.size(); i = next.fetch_add(1)) {
       const std::uint32_t id = segments[i]->id();
-      const auto entries = checkpoint.entries(id);
-      const bool fits = entries && std::all_of(entries->begin(), entries->end(), [&](const CheckpointEntry& entry) {
+      const bool fits = checkpoint.read(id, entries) &&
+                        std::all_of(entries.begin(), entries.end(), [&](const CheckpointEntry& entry) {
                           return entry.slot < live(id).slots.load() && entry.space < spaces.size();
                         });
-      if (!fits) {
+      if (fits) {
+        index_.restore(id, entries, spaces);
+      } else {
         const std::lock_guard lock(refused_mutex);
         refused.push_back(segments[i]);
-        continue;
-      }
-      for (const CheckpointEntry& entry : *entries) {
-        index_.restore(index_.global({id, entry.slot}), entry, spaces[entry.space]);
       }
     }
   };

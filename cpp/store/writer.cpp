@@ -164,7 +164,6 @@ void Store::store_pages(SetCall& set, const std::vector<std::size_t>& wanted) {
 // A slot for each wanted page, or for as many of the first as there are.
 std::vector<Store::Ticket> Store::issue_tickets(SetCall& set, const std::vector<std::size_t>& wanted,
                                                 Reservation& reserved) {
-  // In the order in which they lie on the device, so that neighbours among pages are neighbours there.
   std::vector<Ticket> tickets;
   for (std::size_t k = 0; k < reserved.slots.size(); ++k) {
     const Reservation::Slot& slot = reserved.slots[k];

@@ -149,10 +149,10 @@ int run(const std::string& shared, const std::string& folder, std::uint64_t obje
   if (checkpoint.header() == nullptr) stop("the checkpoint cannot be read");
   std::atomic<std::uint32_t> next{0};
   const auto load = [&] {
+    std::vector<CheckpointEntry> entries;
     for (std::uint32_t id = next.fetch_add(1); id < again.segments; id = next.fetch_add(1)) {
-      const auto entries = checkpoint.entries(id);
-      if (!entries) stop("a segment's entries fail their digest");
-      for (const CheckpointEntry& entry : *entries) again.index.restore(again.index.global({id, entry.slot}), entry, 0);
+      if (!checkpoint.read(id, entries)) stop("a segment's entries fail their digest");
+      again.index.restore(id, entries, {0});
     }
   };
   std::vector<std::thread> threads;
