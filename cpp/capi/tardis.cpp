@@ -75,6 +75,7 @@ Result<StoreOptions> store_options(const tardis_options& o) {
   options.verify_reads = o.verify_reads != 0;
   options.checkpoint_seconds = o.checkpoint_seconds;
   if (o.shared_memory != nullptr) options.live_folder = o.shared_memory;
+  if (o.more_paths != nullptr) options.more_paths.emplace(o.more_paths, o.more_paths + o.more_paths_count);
   return options;
 }
 

@@ -52,6 +52,7 @@ struct StoreOptions {
   std::uint32_t checkpoint_seconds = 300;  // 0: only when the store is closed
   bool verify_reads = true;
   std::string live_folder = "/dev/shm";  // a tmpfs, the same for every process of the store
+  std::optional<std::vector<std::string>> more_paths;  // further folders; nothing: those that the store has
 };
 
 class Store {

@@ -56,6 +56,10 @@ typedef struct tardis_options {
   uint32_t
       checkpoint_seconds;    /* how often the index is saved while something is written; 0: when the store is closed */
   const char* shared_memory; /* a tmpfs, the same for every process of the store; NULL: /dev/shm */
+  /* Further folders, best on other drives, over which the store spreads its segments (at most 15, absolute names).
+   * NULL: those that the store has. What it has and is not named here is forgotten, with the objects there. */
+  const char* const* more_paths;
+  uint32_t more_paths_count;
 } tardis_options;
 
 /* How one object lies in memory and on disk (docs/on-disk-format.md). An object is `parts` parts ("layers" in the
