@@ -33,7 +33,7 @@ Error errno_error(int errno_value, std::string context) {
   // generic_category().message() is thread-safe where strerror() need not be.
   context += ": ";
   context += std::generic_category().message(errno_value);
-  return Error{code_of(errno_value), std::move(context)};
+  return Error{code_of(errno_value), std::move(context), errno_value};
 }
 
 }  // namespace tardis

@@ -27,6 +27,7 @@ enum class Code : int {
 struct Error {
   Code code;
   std::string message;  // what was expected, what was found, what to do
+  int os_error = 0;     // errno, if the operating system said so
 };
 
 template <class T>

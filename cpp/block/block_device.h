@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
@@ -45,6 +46,7 @@ struct BlockDeviceOptions {
                               // 16, of which sync I/O uses as many as gain anything
   std::uint32_t bounce_buffers = 32;  // bound of the aligned bounce pool
   std::uint32_t bounce_bytes = 1u << 20;
+  std::vector<std::string> more_folders;  // files there are used too: what they ask of direct I/O counts
 };
 
 // What the start-up self-test found and chose. `reason` is one readable line.

@@ -231,6 +231,29 @@ Result<Choice> choose(const std::string& folder, const BlockDeviceOptions& optio
   return choice;
 }
 
+// One device serves all folders, so it keeps to what each of them asks.
+Status also_serve(Choice& choice, const std::string& first, const BlockDeviceOptions& options) {
+  PathReport& report = choice.report;
+  for (const std::string& folder : options.more_folders) {
+    auto other = choose(folder, options, -1);
+    if (!other) return other.error();
+    if (other->report.direct != report.direct) {
+      const bool direct = report.direct;
+      return Error{Code::kInvalidArgument, "path: " + (direct ? first : folder) + " has direct I/O, " +
+                                               (direct ? folder : first) +
+                                               " has not (" + (direct ? *other : choice).report.reason +
+                                               "); leave one of them out, or set direct_io to off"};
+    }
+    choice.geometry.offset_align = std::max(choice.geometry.offset_align, other->geometry.offset_align);
+    choice.geometry.memory_align = std::max(choice.geometry.memory_align, other->geometry.memory_align);
+    report.logical_block = std::max(report.logical_block, other->report.logical_block);
+    report.reason += "; " + folder + " (" + other->report.filesystem + "): " + other->report.reason;
+  }
+  report.offset_align = choice.geometry.offset_align;
+  report.memory_align = choice.geometry.memory_align;
+  return {};
+}
+
 #if !TARDIS_HAS_IO_URING
 constexpr const char* kBuiltWithout = "built without io_uring";
 #endif
@@ -246,13 +269,15 @@ Result<std::unique_ptr<BlockDevice>> open_block_device(const std::string& folder
   if (const Status status = check_options(options); !status) return status.error();
   auto choice = choose(folder, options, keep_open_fd);
   if (!choice) return choice.error();
+  if (Status status = also_serve(*choice, folder, options); !status) return status.error();
 
   std::size_t threads = options.workers;
   // With the sync engine a thread is a place in the drive's queue, so few CPUs still get several.
   if (threads == 0) threads = std::clamp<std::size_t>(2 * std::size_t{std::thread::hardware_concurrency()}, 8, 16);
   struct stat status;
   std::optional<NumaPlace> place;
-  if (::stat(folder.c_str(), &status) == 0) place = numa_place(status.st_dev);
+  // Drives of several folders may hang on several nodes.
+  if (options.more_folders.empty() && ::stat(folder.c_str(), &status) == 0) place = numa_place(status.st_dev);
   if (place) choice->report.reason += "; workers run on NUMA node " + std::to_string(place->node) + ", the drive's";
   auto workers = WorkerPool::create(threads, place ? &place->cpus : nullptr);
   if (!workers) return workers.error();

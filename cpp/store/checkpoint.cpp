@@ -10,7 +10,7 @@
 
 #include "base/checksum.h"
 #include "base/read_exactly.h"
-#include "store/folder.h"
+#include "store/files.h"
 #include "store/live_layout.h"
 
 namespace tardis {
@@ -60,14 +60,14 @@ Checkpoint Checkpoint::load(const std::string& path, const Uuid& store) {
   return loaded;
 }
 
-bool Checkpoint::covers(std::uint32_t segment, std::uint32_t epoch, std::uint64_t write_sequence) const {
-  const auto it = segments_.find(segment);
+bool Checkpoint::covers(SegmentName segment, std::uint32_t epoch, std::uint64_t write_sequence) const {
+  const auto it = segments_.find(segment.word());
   return it != segments_.end() && it->second.segment.epoch == epoch &&
          it->second.segment.write_sequence == write_sequence;
 }
 
-bool Checkpoint::read(std::uint32_t segment, std::vector<CheckpointEntry>& entries) const {
-  const Place& place = segments_.at(segment);
+bool Checkpoint::read(SegmentName segment, std::vector<CheckpointEntry>& entries) const {
+  const Place& place = segments_.at(segment.word());
   entries.resize(place.segment.entries);
   const std::size_t bytes = entries.size() * sizeof(CheckpointEntry);
   return read_exactly(fd_.get(), kCheckpointFile, place.offset, entries.data(), bytes) &&

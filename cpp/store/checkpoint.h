@@ -41,7 +41,7 @@ static_assert(sizeof(CheckpointHeader) == 512 && offsetof(CheckpointHeader, crc)
 struct CheckpointSegment {
   static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'C', 'S'};
   std::array<char, 8> magic;
-  std::uint32_t segment;
+  std::uint32_t segment;  // SegmentName::word()
   std::uint32_t epoch;
   std::uint64_t write_sequence;
   std::uint64_t entries_digest;  // XXH3-64
@@ -77,9 +77,9 @@ class Checkpoint {
   const CheckpointHeader* header() const { return header_ ? &*header_ : nullptr; }
   const std::vector<Fingerprint>& namespaces() const { return namespaces_; }
   // Whether it tells of this state of the segment.
-  bool covers(std::uint32_t segment, std::uint32_t epoch, std::uint64_t write_sequence) const;
+  bool covers(SegmentName segment, std::uint32_t epoch, std::uint64_t write_sequence) const;
   // False if the entries fail their digest. May be called from several threads; `entries` is memory to use again.
-  bool read(std::uint32_t segment, std::vector<CheckpointEntry>& entries) const;
+  bool read(SegmentName segment, std::vector<CheckpointEntry>& entries) const;
 
  private:
   struct Place {

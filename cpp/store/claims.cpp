@@ -98,7 +98,7 @@ void Store::settle_abandoned(std::uint32_t id) {
   LiveSegment& s = live(id);
   switch (s.state.load()) {
     case SegmentState::kCreating:
-      (void)folder_.remove_segment(id);
+      (void)folder_.remove_segment(name_of(id));
       s.state.store(SegmentState::kNone);
       return;
     case SegmentState::kReclassing: {

@@ -78,23 +78,27 @@ Result<std::uint64_t> Store::remove(const Selection& selection) {
       Segment* own = segment(id, &why);
       status = own == nullptr ? Status(*why) : claim_waiting(*own);
       if (status) {
-        if (live(id).state.load() == SegmentState::kReady) {
+        if (state_of(id) == SegmentState::kReady) {
           auto erased = erase_in(*own, selection, pages);
           if (!erased) status = erased.error();
         }
         release(*own);
       }
     }
-    const SegmentState now = live(id).state.load();
-    if (now == SegmentState::kUnreadable) unreadable.push_back(id);
+    // Where nothing can be deleted nothing may be found any more, now or later.
+    const std::uint32_t path = live(id).path.load();
+    if (!status && path != 0 && is_path_fault(status.error().os_error)) take_out(path, status.error().message);
+    if (!path_in_use(path)) return;
+    if (live(id).state.load() == SegmentState::kUnreadable) unreadable.push_back(id);
     if (!status) result = status;
   });
+  if (Status status = forbid_return(); !status) result = status;
   limit_cached_tables();
   counters_->cleared_pages += pages;
   if (!result) return result.error();
   if (!unreadable.empty()) {
     return Error{Code::kCorrupt, std::to_string(pages) + " pages deleted, but what is in " +
-                                     folder_.segment_path(unreadable.front()) +
+                                     segment_path(unreadable.front()) +
                                      " cannot be read and may hold more; delete that file while the store is closed"};
   }
   return pages;

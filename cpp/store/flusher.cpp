@@ -76,7 +76,9 @@ void Store::flush_group(const FlushGroup& ended) {
   for (const Published& page : ended.pages) segments.insert(page.owner);
   std::vector<std::pair<Segment*, Error>> failed;
   for (Segment* segment : segments) {
-    if (Status status = segment->flush(); !status) failed.emplace_back(segment, status.error());
+    Status status = segment->flush();
+    path_result(segment->on_path(), PathUse::kFlush, status);
+    if (!status) failed.emplace_back(segment, status.error());
   }
   const std::lock_guard lock(mutex_);
   counters_->flush_groups += 1;

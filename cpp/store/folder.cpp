@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/folder.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -18,61 +17,16 @@
 #include <thread>
 
 #include "store/checkpoint.h"
+#include "store/files.h"
 
 namespace tardis {
 namespace {
 
 constexpr const char* kSuperblockFile = "tardis.store";
 constexpr const char* kLockFile = "LOCK";
-constexpr const char* kSegmentsFolder = "segments";
 constexpr const char* kNamespacesFolder = "namespaces";
 constexpr const char* kSegmentSuffix = ".seg";
 constexpr std::size_t kSuperblockFileBytes = 4096;
-
-// KV is as private as the prompts it came from: folders and files are the owner's alone.
-Status make_folder(const std::string& path) {
-  if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) {
-    struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) return errno_error(errno, path);
-    if (!S_ISDIR(status.st_mode)) return Error{Code::kInvalidArgument, path + ": expected a folder, found a file"};
-    return {};
-  }
-  return errno_error(errno, path + ": cannot create the store's folder");
-}
-
-Status make_folders(const std::string& path) {
-  for (std::size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1)) {
-    if (Status status = make_folder(path.substr(0, at)); !status) return status;
-  }
-  return make_folder(path);
-}
-
-Result<std::string> read_file(const std::string& path, std::size_t limit) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return errno_error(errno, path);
-  std::string text(limit, '\0');
-  std::size_t at = 0;
-  while (at < limit) {
-    const ssize_t got = ::pread(fd.get(), text.data() + at, limit - at, static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno_error(errno, path);
-    if (got == 0) break;
-    at += static_cast<std::size_t>(got);
-  }
-  text.resize(at);
-  return text;
-}
-
-Result<std::vector<std::string>> list_folder(const std::string& path) {
-  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
-  std::unique_ptr<DIR, decltype(close_folder)> folder(::opendir(path.c_str()), close_folder);
-  if (!folder) return errno_error(errno, path);
-  std::vector<std::string> names;
-  errno = 0;
-  while (const dirent* item = ::readdir(folder.get())) names.emplace_back(item->d_name);
-  if (errno != 0) return errno_error(errno, path);
-  return names;
-}
 
 // Which byte of the lock file stands for what; the text that names a byte's owner lies at byte * kOwnerBytes.
 constexpr std::uint32_t kSetupByte = 0, kFirstProcessByte = 1, kLockBytes = kFirstProcessByte + kMaxProcesses;
@@ -121,29 +75,6 @@ Result<struct statvfs> filesystem(const std::string& path) {
 
 }  // namespace
 
-Status sync_folder(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd) return errno_error(errno, path);
-  if (::fsync(fd.get()) != 0) return errno_error(errno, path + ": fsync");
-  return {};
-}
-
-Status write_file_durably(const std::string& folder, const std::string& name, const void* data, std::size_t bytes) {
-  const std::string path = folder + "/" + name, fresh = path + ".new";
-  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!fd) return errno_error(errno, fresh);
-  const auto* from = static_cast<const char*>(data);
-  for (std::size_t at = 0; at < bytes;) {
-    const ssize_t put = ::write(fd.get(), from + at, bytes - at);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return errno_error(errno, fresh);
-    at += static_cast<std::size_t>(put);
-  }
-  if (::fsync(fd.get()) != 0) return errno_error(errno, fresh + ": fsync");
-  if (::rename(fresh.c_str(), path.c_str()) != 0) return errno_error(errno, path);
-  return sync_folder(folder);
-}
-
 std::string hex(const std::uint8_t* bytes, std::size_t n) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
@@ -166,7 +97,7 @@ std::string human_bytes(std::uint64_t bytes) {
 
 Status StoreFolder::create_folders() {
   if (Status status = make_folders(path_); !status) return status;
-  if (Status status = make_folder(path_ + "/" + kSegmentsFolder); !status) return status;
+  if (Status status = make_folder(paths_.segments_folder(0)); !status) return status;
   return make_folder(path_ + "/" + kNamespacesFolder);
 }
 
@@ -385,31 +316,43 @@ Status StoreFolder::write_superblock(const StoreSuperblock& superblock) {
   return write_file_durably(path_, kSuperblockFile, block, sizeof block);
 }
 
-std::string StoreFolder::segment_path(std::uint32_t id) const {
-  char name[16];
-  std::snprintf(name, sizeof name, "%06u", id);
-  return path_ + "/" + kSegmentsFolder + "/" + name + kSegmentSuffix;
+std::string StoreFolder::segment_path(SegmentName name) const {
+  char file[16];
+  std::snprintf(file, sizeof file, "%06u", name.number);
+  return paths_.segments_folder(name.path) + "/" + file + kSegmentSuffix;
 }
 
-Result<std::map<std::uint32_t, std::string>> StoreFolder::segment_files() const {
-  auto names = list_folder(path_ + "/" + kSegmentsFolder);
+Result<std::map<SegmentName, std::string>> StoreFolder::segment_files(std::uint32_t path) const {
+  std::map<SegmentName, std::string> files;
+  auto names = list_folder(paths_.segments_folder(path));
   if (!names) return names.error();
-  std::map<std::uint32_t, std::string> files;
   for (const std::string& name : *names) {
-    std::uint32_t id = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
-    if (error == std::errc() && std::string_view(end) == kSegmentSuffix) files[id] = segment_path(id);
+    std::uint32_t number = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+    if (error != std::errc() || std::string_view(end) != kSegmentSuffix || number >= kMaxSegments) continue;
+    files[{path, number}] = segment_path({path, number});
   }
   return files;
 }
 
-Status StoreFolder::remove_segment(std::uint32_t id) {
-  const std::string path = segment_path(id);
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return errno_error(errno, path);
-  return sync_segments_folder();
+Result<std::map<SegmentName, std::string>> StoreFolder::segment_files() const {
+  std::map<SegmentName, std::string> all;
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    if (!paths_[path].present) continue;
+    auto files = segment_files(path);
+    if (!files) return files.error();
+    all.merge(*files);
+  }
+  return all;
 }
 
-Status StoreFolder::sync_segments_folder() const { return sync_folder(path_ + "/" + kSegmentsFolder); }
+Status StoreFolder::remove_segment(SegmentName name) const {
+  const std::string file = segment_path(name);
+  if (::unlink(file.c_str()) != 0 && errno != ENOENT) return errno_error(errno, file);
+  return sync_segments_folder(name.path);
+}
+
+Status StoreFolder::sync_segments_folder(std::size_t path) const { return sync_folder(paths_.segments_folder(path)); }
 
 Status StoreFolder::describe_namespace(const Fingerprint& fingerprint, const std::string& description) {
   const std::string folder = path_ + "/" + kNamespacesFolder;
@@ -442,8 +385,8 @@ Result<std::map<std::string, std::string>> StoreFolder::namespaces() const {
   return result;
 }
 
-Result<std::uint64_t> StoreFolder::free_bytes() const {
-  auto status = filesystem(path_);
+Result<std::uint64_t> StoreFolder::free_bytes(std::size_t path) const {
+  auto status = filesystem(paths_[path].folder);
   if (!status) return status.error();
   return std::uint64_t{status->f_bavail} * status->f_frsize;
 }

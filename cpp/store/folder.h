@@ -12,12 +12,13 @@
 #include "base/unique_fd.h"
 #include "store/format.h"
 #include "store/live_table.h"
+#include "store/paths.h"
 
 namespace tardis {
 
 class StoreFolder {
  public:
-  explicit StoreFolder(std::string path) : path_(std::move(path)) {}
+  explicit StoreFolder(std::string path) : path_(std::move(path)), paths_(path_) {}
   StoreFolder(StoreFolder&&) = default;
   StoreFolder& operator=(StoreFolder&&) = delete;
   ~StoreFolder() { unlock(); }
@@ -60,16 +61,21 @@ class StoreFolder {
   // write-new + rename + fsync, so that a crash leaves the old one or the new one.
   Status write_superblock(const StoreSuperblock& superblock);
 
-  std::string segment_path(std::uint32_t id) const;
-  // Files in segments/ by id; names that are not segments are ignored.
-  Result<std::map<std::uint32_t, std::string>> segment_files() const;
-  Status remove_segment(std::uint32_t id);
-  Status sync_segments_folder() const;
+  // ---- the folders that hold its segments, this one first
+  StorePaths& paths() { return paths_; }
+  const StorePaths& paths() const { return paths_; }
+
+  std::string segment_path(SegmentName name) const;
+  // Files in the segments/ of a path, or of every path that is there; names that are not segments are ignored.
+  Result<std::map<SegmentName, std::string>> segment_files(std::uint32_t path) const;
+  Result<std::map<SegmentName, std::string>> segment_files() const;
+  Status remove_segment(SegmentName name) const;
+  Status sync_segments_folder(std::size_t path) const;
 
   Status describe_namespace(const Fingerprint& fingerprint, const std::string& description);
   Result<std::map<std::string, std::string>> namespaces() const;  // fingerprint in hex -> description
 
-  Result<std::uint64_t> free_bytes() const;  // of the file system, for an ordinary user
+  Result<std::uint64_t> free_bytes(std::size_t path) const;  // of its file system, for an ordinary user
 
  private:
   Status open_lock();
@@ -77,14 +83,12 @@ class StoreFolder {
   Status sign(std::uint32_t byte) const;  // says in the lock file who holds this byte
 
   std::string path_;
+  StorePaths paths_;
   StoreSuperblock superblock_{};
   UniqueFd lock_;
 };
 
 std::string hex(const std::uint8_t* bytes, std::size_t n);
 std::string human_bytes(std::uint64_t bytes);
-// write-new + rename + fsync of file and folder: a crash leaves the old file or the new one.
-Status write_file_durably(const std::string& folder, const std::string& name, const void* data, std::size_t bytes);
-Status sync_folder(const std::string& path);
 
 }  // namespace tardis

@@ -26,6 +26,9 @@ inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1}
 inline constexpr std::uint64_t kMetadataBytes = 1u
                                                 << 20;  // superblock file, lock, namespace texts: part of the capacity
 inline constexpr std::uint32_t kMaxRegions = 4;
+inline constexpr std::uint32_t kMaxPaths = 16;          // folders of one store
+inline constexpr std::uint32_t kSegmentBits = 20;       // of a segment's number in its folder
+inline constexpr std::uint32_t kMaxSegments = 1u << kSegmentBits;
 
 using Hash256 = std::array<std::uint8_t, 32>;
 using Fingerprint = std::array<std::uint8_t, 16>;
@@ -51,6 +54,60 @@ struct StoreSuperblock {
 };
 static_assert(sizeof(StoreSuperblock) == 512 && offsetof(StoreSuperblock, crc) == 508);
 static_assert(std::is_trivially_copyable_v<StoreSuperblock>);
+
+// A segment file: the folder's number among those of the store (0: the store's own), and its number in that folder.
+struct SegmentName {
+  std::uint32_t path = 0;
+  std::uint32_t number = 0;
+  auto operator<=>(const SegmentName&) const = default;
+  // As tools and checkpoints write it.
+  constexpr std::uint32_t word() const { return path << kSegmentBits | number; }
+};
+
+enum PathFlags : std::uint32_t {
+  kPathKnown = 1,  // the entry is in use
+  kPathAway = 2,   // the store was opened without it since
+  kPathStale = 4,  // and something was deleted meanwhile: what it holds must not come back
+};
+
+// A further folder of a store, as the store's own folder tells of it.
+struct PathEntry {
+  Uuid uuid;
+  std::uint32_t flags;
+  std::uint32_t folder_bytes;
+  std::array<char, 1000> folder;
+};
+static_assert(sizeof(PathEntry) == 1024);
+
+// The file `tardis.paths`, in a store that has further folders; entry i is path i + 1.
+struct PathsFile {
+  static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'P', 'S'};
+  std::array<char, 8> magic;
+  std::uint32_t format_version;
+  std::uint32_t reserved0;
+  Uuid store_uuid;
+  std::array<std::uint8_t, 984> reserved;
+  std::array<PathEntry, kMaxPaths - 1> entries;
+  std::uint32_t reserved1;
+  std::uint32_t crc;
+};
+static_assert(sizeof(PathsFile) == 16384 && offsetof(PathsFile, crc) == 16380);
+static_assert(std::is_trivially_copyable_v<PathsFile>);
+
+// First 512 bytes of the file `tardis.path` in a further folder.
+struct PathMarker {
+  static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'P', 'A'};
+  std::array<char, 8> magic;
+  std::uint32_t format_version;
+  std::uint32_t reserved0;
+  Uuid store_uuid;
+  Uuid path_uuid;
+  std::array<std::uint8_t, 456> reserved;
+  std::uint32_t reserved1;
+  std::uint32_t crc;
+};
+static_assert(sizeof(PathMarker) == 512 && offsetof(PathMarker, crc) == 508);
+static_assert(std::is_trivially_copyable_v<PathMarker>);
 
 enum SegmentFlags : std::uint32_t {
   kSegmentDirty = 1,    // written since it was last known to be whole; made durable before the first such write

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/stat.h>
 
+#include <array>
 #include <map>
 
 #include "base/json.h"
@@ -23,10 +24,10 @@ struct Totals {
   std::map<std::uint64_t, std::uint64_t> segments_by_slot_bytes;
 };
 
-void inspect_segment(const std::string& path, std::uint32_t id, const StoreSuperblock& store, Totals& totals) {
+void inspect_segment(const std::string& path, SegmentName name, const StoreSuperblock& store, Totals& totals) {
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) totals.allocated += static_cast<std::uint64_t>(status.st_blocks) * 512;
-  const auto table = read_header_table(path, id, store);
+  const auto table = read_header_table(path, name, store);
   if (!table) {
     ++totals.unreadable;
     return;
@@ -67,6 +68,7 @@ Result<std::string> inspect_store(const std::string& path) {
   StoreFolder folder(path);
   if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
   if (Status status = folder.read_superblock(); !status) return status.error();
+  if (Status status = folder.paths().load(folder.superblock().uuid); !status) return status.error();
   auto files = folder.segment_files();
   if (!files) return files.error();
   auto namespaces = folder.namespaces();
@@ -74,7 +76,11 @@ Result<std::string> inspect_store(const std::string& path) {
   const std::map<std::string, std::string> described = namespaces ? *namespaces : std::map<std::string, std::string>();
   const StoreSuperblock& s = folder.superblock();
   Totals totals;
-  for (const auto& [id, file] : *files) inspect_segment(file, id, s, totals);
+  std::array<std::uint64_t, kMaxPaths> on_path{};
+  for (const auto& [name, file] : *files) {
+    inspect_segment(file, name, s, totals);
+    ++on_path[name.path];
+  }
 
   JsonWriter json;
   json.begin_object();
@@ -96,6 +102,17 @@ Result<std::string> inspect_store(const std::string& path) {
   json.field("slots_bad", totals.bad);
   json.field("objects", totals.objects.objects);
   json.field("payload_bytes", totals.objects.bytes);
+  json.begin_array("paths");
+  for (std::size_t i = 0; i < kMaxPaths; ++i) {
+    const StorePath& own = folder.paths()[i];
+    if (own.flags == 0) continue;
+    json.begin_object();
+    json.field("path", own.folder);
+    json.field("state", std::string(own.present ? "present" : "missing"));
+    json.field("segments", on_path[i]);
+    json.end_object();
+  }
+  json.end_array();
   json.begin_array("slot_classes");
   for (const auto& [bytes, count] : totals.segments_by_slot_bytes) {
     json.begin_object();

@@ -24,29 +24,29 @@ Result<UniqueFd> open_segment(const std::string& path) {
   return errno_error(errno, path);
 }
 
-Result<SegmentSuperblock> read_superblock(int fd, const std::string& path, std::uint32_t id,
+Result<SegmentSuperblock> read_superblock(int fd, const std::string& path, SegmentName name,
                                           const StoreSuperblock& store) {
   SegmentSuperblock s;
   if (Status status = read_exactly(fd, path, 0, &s, sizeof s); !status) return status.error();
-  if (!sealed(s) || s.format_version != kFormatVersion || s.store_uuid != store.uuid || s.segment != id ||
+  if (!sealed(s) || s.format_version != kFormatVersion || s.store_uuid != store.uuid || s.segment != name.number ||
       s.segment_bytes != store.segment_bytes || std::uint64_t{s.slots} * kHeaderBytes > store.segment_bytes) {
     return Error{Code::kCorrupt, path + ": no segment of this store, or its superblock is damaged"};
   }
   return s;
 }
 
-ObjectInfo object_info(const SlotHeader& h, bool quarantined) {
+ObjectInfo object_info(const SlotHeader& h, SegmentName name, bool quarantined) {
   return {h.key,         h.fingerprint, h.parent,  h.generation, h.payload_bytes, h.root_digest,
-          h.flush_group, h.part_count,  h.segment, h.slot,       quarantined};
+          h.flush_group, h.part_count,  name.word(), h.slot,     quarantined};
 }
 
 // One look at the headers; they may belong to another class than the superblock if the segment was re-classed between.
-Result<HeaderTable> look(int fd, const std::string& path, std::uint32_t id, const StoreSuperblock& store) {
-  auto superblock = read_superblock(fd, path, id, store);
+Result<HeaderTable> look(int fd, const std::string& path, SegmentName name, const StoreSuperblock& store) {
+  auto superblock = read_superblock(fd, path, name, store);
   if (!superblock) return superblock.error();
   struct stat status {};
   if (::fstat(fd, &status) != 0) return errno_error(errno, path);
-  HeaderTable table{path, id, *superblock, static_cast<std::uint64_t>(status.st_size),
+  HeaderTable table{path, name, *superblock, static_cast<std::uint64_t>(status.st_size),
                     std::vector<SlotHeader>(superblock->slots)};
   const Status read = read_exactly(fd, path, superblock->header_table_offset, table.headers.data(),
                                    table.headers.size() * sizeof(SlotHeader));
@@ -60,22 +60,23 @@ Result<StoreFiles> store_files(const std::string& path) {
   StoreFolder folder(path);
   if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
   if (Status status = folder.read_superblock(); !status) return status.error();
+  if (Status status = folder.paths().load(folder.superblock().uuid); !status) return status.error();
   auto segments = folder.segment_files();
   if (!segments) return segments.error();
-  return StoreFiles{folder.superblock(), std::move(*segments)};
+  return StoreFiles{folder.superblock(), std::move(*segments), folder.paths().missing()};
 }
 
-Result<HeaderTable> read_header_table(const std::string& path, std::uint32_t id, const StoreSuperblock& store) {
+Result<HeaderTable> read_header_table(const std::string& path, SegmentName name, const StoreSuperblock& store) {
   auto fd = open_segment(path);
   if (!fd) return fd.error();
   Result<HeaderTable> table = Error{Code::kCorrupt, path + ": changes its slot class faster than it can be read"};
   for (int attempt = 0; attempt < kTries; ++attempt) {
-    auto now = look(fd->get(), path, id, store);
+    auto now = look(fd->get(), path, name, store);
     if (!now) {
       table = now.error();  // perhaps in the middle of a write
       continue;
     }
-    auto after = read_superblock(fd->get(), path, id, store);
+    auto after = read_superblock(fd->get(), path, name, store);
     if (after && after->epoch == now->superblock.epoch) return now;
   }
   return table;
@@ -98,8 +99,8 @@ Result<SlotHeader> read_header(const HeaderTable& table, std::uint32_t slot) {
 Status list_store(const std::string& folder, const std::function<bool(const ObjectInfo&)>& visit) {
   auto files = store_files(folder);
   if (!files) return files.error();
-  for (const auto& [id, path] : files->segments) {
-    auto table = read_header_table(path, id, files->superblock);
+  for (const auto& [name, path] : files->segments) {
+    auto table = read_header_table(path, name, files->superblock);
     if (!table) continue;
     const SegmentFacts facts = table->facts(files->superblock);
     for (std::uint32_t slot = 0; slot < table->headers.size(); ++slot) {
@@ -113,7 +114,7 @@ Status list_store(const std::string& folder, const std::function<bool(const Obje
         belief = judge(*header, slot, facts);
       }
       if (belief != Belief::kObject && belief != Belief::kQuarantined) continue;
-      if (!visit(object_info(*header, belief == Belief::kQuarantined))) return {};
+      if (!visit(object_info(*header, name, belief == Belief::kQuarantined))) return {};
     }
   }
   return {};

@@ -20,31 +20,33 @@ struct ObjectInfo {
   Fingerprint fingerprint;
   std::uint64_t parent, generation, payload_bytes, root_digest, flush_group;
   std::uint32_t parts;  // each of payload_bytes / parts
-  std::uint32_t segment, slot;
+  std::uint32_t segment;  // SegmentName::word()
+  std::uint32_t slot;
   bool quarantined;
 };
 
-// A store's superblock and segment files, by id.
+// A store's superblock and segment files, on every path that is there.
 struct StoreFiles {
   StoreSuperblock superblock;
-  std::map<std::uint32_t, std::string> segments;
+  std::map<SegmentName, std::string> segments;
+  std::vector<std::string> missing;  // paths, and why
 };
 Result<StoreFiles> store_files(const std::string& folder);
 
 // One segment's superblock and headers, from one moment: neither was changed between reading the one and the other.
 struct HeaderTable {
   std::string path;
-  std::uint32_t segment;
+  SegmentName name;
   SegmentSuperblock superblock;
   std::uint64_t file_bytes;
   std::vector<SlotHeader> headers;
 
   SegmentFacts facts(const StoreSuperblock& store) const {
-    return {segment, superblock.epoch, SegmentGeometry::of(superblock), file_bytes, store.block_bytes};
+    return {name.number, superblock.epoch, SegmentGeometry::of(superblock), file_bytes, store.block_bytes};
   }
 };
 // Code::kNotFound: the segment was deleted meanwhile. Code::kCorrupt: it cannot be understood.
-Result<HeaderTable> read_header_table(const std::string& path, std::uint32_t id, const StoreSuperblock& store);
+Result<HeaderTable> read_header_table(const std::string& path, SegmentName name, const StoreSuperblock& store);
 // The header as it is now; Code::kCorrupt if it fails its checks, also when it is being written at each of several
 // tries.
 Result<SlotHeader> read_header(const HeaderTable& table, std::uint32_t slot);

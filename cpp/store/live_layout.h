@@ -19,10 +19,9 @@ namespace tardis {
 
 using NamespaceId = std::uint32_t;
 
-inline constexpr std::uint32_t kLiveVersion = 1;
+inline constexpr std::uint32_t kLiveVersion = 2;
 inline constexpr std::uint32_t kMaxProcesses = 64;
 inline constexpr std::uint32_t kMaxNamespaces = 4096;
-inline constexpr std::uint32_t kMaxSegments = 1u << 20;
 inline constexpr std::uint32_t kPinsPerProcess = 4096;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free &&
@@ -107,6 +106,7 @@ struct alignas(64) LiveSegment {
   std::atomic<std::uint64_t> table_version;   // changes with every write to its tables
   std::array<std::atomic<std::uint32_t>, kSlotStates> counts;  // slots by state
   std::atomic<std::uint32_t> next_slot;                        // where the search for a free slot starts
+  std::atomic<std::uint32_t> path, number;                     // SegmentName; segments are numbered anew in each table
 };
 static_assert(sizeof(LiveSegment) == 128);
 
@@ -126,6 +126,23 @@ struct alignas(64) LiveProcess {
   Pins parents;  // short keys of objects whose extensions are being written
   Pins writing;  // short keys of objects being written
 };
+
+enum class PathState : std::uint32_t {
+  kNone,
+  kInUse,
+  kOut,  // missing, or failed: what it holds is not found, until the store is opened anew
+};
+
+// What an I/O batch wants of a path.
+enum class PathUse : std::uint8_t { kRead, kWrite, kFlush };
+inline constexpr std::size_t kPathUses = 3;
+
+struct alignas(64) LivePath {
+  std::atomic<PathState> state;
+  std::atomic<std::uint32_t> next_number;                     // of a segment
+  std::array<std::atomic<std::uint32_t>, kPathUses> strikes;  // batches in a row of which nothing succeeded
+};
+static_assert(sizeof(LivePath) == 64);
 
 // Where the parts of the table lie.
 struct LiveShape {
@@ -151,6 +168,7 @@ struct LiveHeader {
   std::atomic<std::uint32_t> segments_end;  // ids at and above were never used
   std::atomic<std::uint32_t> namespaces_end;
   std::atomic<std::uint32_t> processes_end;
+  std::array<LivePath, kMaxPaths> paths;
 };
 static_assert(sizeof(LiveHeader) <= 4096);
 

@@ -38,7 +38,7 @@ class LiveVerification {
   Result<VerifyResult> run();
 
  private:
-  bool check_segment(const std::string& path, std::uint32_t id);  // false: asked to stop
+  bool check_segment(const std::string& path, SegmentName name);  // false: asked to stop
   void second_look(const HeaderTable& table, std::vector<Page>& failed, const std::vector<std::uint32_t>& bad_headers);
   Look read_page(const HeaderTable& table, Page& page);
   void fault(std::uint64_t& counter, const HeaderTable& table, std::uint32_t slot, const std::string& what);
@@ -57,7 +57,7 @@ void LiveVerification::fault(std::uint64_t& counter, const HeaderTable& table, s
                              const std::string& what) {
   // The dirty flag is durable before a segment's first write, so a superblock that was clean and still is the same says
   // that nobody wrote in between.
-  const auto now = read_header_table(table.path, table.segment, files_.superblock);
+  const auto now = read_header_table(table.path, table.name, files_.superblock);
   const bool written = (table.superblock.flags & (kSegmentDirty | kSegmentSuspect)) != 0 || !now ||
                        now->superblock.crc != table.superblock.crc;
   if (written) {
@@ -122,9 +122,9 @@ void LiveVerification::second_look(const HeaderTable& table, std::vector<Page>& 
   }
 }
 
-bool LiveVerification::check_segment(const std::string& path, std::uint32_t id) {
+bool LiveVerification::check_segment(const std::string& path, SegmentName name) {
   tardis_verify_report& report = result_.report;
-  const auto table = read_header_table(path, id, files_.superblock);
+  const auto table = read_header_table(path, name, files_.superblock);
   if (!table) {
     if (table.error().code == Code::kNotFound) return true;
     ++report.unreadable_segments;
@@ -163,9 +163,10 @@ bool LiveVerification::check_segment(const std::string& path, std::uint32_t id) 
 }
 
 Result<VerifyResult> LiveVerification::run() {
+  for (const std::string& path : files_.missing) problem("not verified: " + path);
   total_ = files_.segments.size() * files_.superblock.segment_bytes;
-  for (const auto& [id, path] : files_.segments) {
-    if (!check_segment(path, id)) return Error{Code::kClosed, "verification was stopped; nothing was changed"};
+  for (const auto& [name, path] : files_.segments) {
+    if (!check_segment(path, name)) return Error{Code::kClosed, "verification was stopped; nothing was changed"};
   }
   return std::move(result_);
 }

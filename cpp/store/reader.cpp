@@ -31,7 +31,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
   std::vector<Read> reads;  // of pages 0 .. reads.size(): after the first absent page nothing can be used
   reads.reserve(n);
   std::optional<Error> failure;
-  Transfer payload(*device_, IoRequest::Op::kRead);
+  Transfer payload(*device_, IoRequest::Op::kRead, paths_in_use() > 1);
   for (std::size_t i = 0; i < n; ++i) {
     auto entry = index_.find(space, hashes[i]);
     if (!entry || entry->payload_bytes != (*geometry)->payload_bytes()) break;
@@ -41,6 +41,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
     const std::uint64_t offset = owner == nullptr ? 0 : owner->slot_offset(where.slot);
     // Only now: whoever took the slot since the first look may not have seen the lease.
     const Stamp now = index_.stamp(entry->slot);
+    if (owner == nullptr && failure) path_result(live(where.segment).path.load(), PathUse::kRead, *failure);
     if (owner == nullptr || !now.live() || now.generation() != entry->stamp.generation()) {
       index_.end_lease(pin, entry->slot);
       (owner == nullptr ? counters_->get_pages_failed : counters_->get_pages_raced) += 1;
@@ -52,6 +53,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
   if (!reads.empty()) payload.run(options_.verify_reads);
 
   std::uint64_t hits = 0;
+  PathTally tally;
   const std::uint64_t used = index_.tick(reads.size());
   for (std::size_t i = 0; i < reads.size(); ++i) {
     const IndexEntry& entry = reads[i].entry;
@@ -60,6 +62,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
     const bool same = now.generation() == entry.stamp.generation();
     const bool live = same && now.live();
     const int error = payload.error(i);
+    tally.add(reads[i].owner->on_path(), error);
     if (error != 0) {
       counters_->get_pages_failed += 1;
       failure = errno_error(error, reads[i].owner->path() + ": reading a page");
@@ -89,6 +92,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
     }
     index_.end_lease(reads[i].pin, entry.slot);
   }
+  tell_paths(tally, PathUse::kRead);
   counters_->get_calls += 1;
   counters_->get_pages += n;
   counters_->get_pages_hit += hits;

@@ -8,6 +8,7 @@
 
 #include "store/counters.h"
 #include "store/digest.h"
+#include "store/files.h"
 #include "store/scan.h"
 #include "store/store.h"
 
@@ -36,6 +37,7 @@ struct Store::Found {
   Claim claim;
   GlobalSlot slot;
   bool dirty;     // its segment was being written when the store was last in use
+  bool away;      // without which the store went on since: the numbers of later groups prove nothing of it
   bool suspect;   // or survived a crash earlier
   bool rejected;  // not believed: its payload or its digest table entry is of another object
 };
@@ -51,16 +53,36 @@ Status Store::recover() {
   if (Status status = load_segments(checkpoint, found); !status) return status;
   verify_unproven(found, checkpoint.header() == nullptr ? 0 : checkpoint.header()->durable_group);
   publish_newest(found);
-  return settle_segments(found);
+  if (Status status = settle_segments(found); !status) return status;
+  return folder_.paths().welcome_back();
+}
+
+// The segment files on all paths. A further path that cannot even be listed is out.
+Result<std::map<SegmentName, std::string>> Store::find_segments() {
+  std::map<SegmentName, std::string> all;
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    if (!path_in_use(path)) continue;
+    // What a process that died had created or renamed may not be durable: nothing durable may come to depend on it.
+    const Status synced = folder_.sync_segments_folder(path);
+    auto files = synced ? folder_.segment_files(path) : synced.error();
+    if (files) {
+      if (!files->empty()) table_.header().paths[path].next_number.store(files->rbegin()->first.number + 1);
+      all.merge(*files);
+    } else if (path == 0) {
+      return files.error();
+    } else {
+      notes_.push_back("path " + folder_.paths()[path].folder + ": left out: " + files.error().message);
+      take_out(path, files.error().message);
+    }
+  }
+  return all;
 }
 
 Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& found) {
-  // What a process that died had created or renamed may not be durable: nothing durable may come to depend on it.
-  if (Status status = folder_.sync_segments_folder(); !status) return status;
   if (Status status = sync_folder(folder_.path()); !status) return status;
-  auto files = folder_.segment_files();
+  auto files = find_segments();
   if (!files) return files.error();
-  while (!files->empty() && (files->size() > max_segments() || files->rbegin()->first >= max_segments())) {
+  while (files->size() > max_segments()) {
     const auto last = std::prev(files->end());
     notes_.push_back("capacity is smaller than before: removed " + last->second);
     if (Status status = folder_.remove_segment(last->first); !status) return status;
@@ -68,22 +90,26 @@ Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& fo
   }
   const StoreSuperblock& superblock = folder_.superblock();
   std::vector<Segment*> known, unknown;  // to the checkpoint
-  std::map<std::uint32_t, SegmentImage> images;
-  for (const auto& [id, path] : *files) {
+  std::vector<SegmentImage> images(files->size());
+  std::uint32_t id = 0;
+  for (const auto& [name, path] : *files) {
     if (Status status = table_.reserve_segment(id); !status) return status;
-    SegmentImage image;
+    live(id).path.store(name.path);
+    live(id).number.store(name.number);
+    SegmentImage& image = images[id];
     auto loaded = Segment::load(*device_, live(id), path, id, superblock.uuid, superblock.segment_bytes, image);
     if (!loaded && loaded.error().code == Code::kNotFound) {
-      if (Status status = folder_.remove_segment(id); !status) return status;
+      if (Status status = folder_.remove_segment(name); !status) return status;
       continue;
     }
-    std::uint32_t end = table_.header().segments_end.load();
-    table_.header().segments_end.store(std::max(end, id + 1));
+    table_.header().segments_end.store(id + 1);
     if (!loaded) {
-      live(id).state.store(SegmentState::kUnreadable);
+      live(id++).state.store(SegmentState::kUnreadable);
       notes_.push_back("segment left alone: " + loaded.error().message);
+      path_result(name.path, PathUse::kRead, loaded.error());
       continue;
     }
+    path_result(name.path, PathUse::kRead, Status());
     if (Status status = table_.reserve_records(id, image.superblock.slots); !status) return status;
     live(id).counts[static_cast<std::size_t>(SlotState::kFree)].store(image.superblock.slots);
     live(id).state.store(SegmentState::kReady);
@@ -93,9 +119,9 @@ Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& fo
                        std::to_string(superblock.segment_bytes) + "; pages beyond its end are lost");
     }
     const bool covered = !image.dirty() && !image.truncated() &&
-                         checkpoint.covers(id, image.superblock.epoch, image.superblock.write_sequence);
+                         checkpoint.covers(name, image.superblock.epoch, image.superblock.write_sequence);
     (covered ? known : unknown).push_back(segment);
-    images[id] = image;
+    ++id;
   }
   for (Segment* segment : load_checkpoint(checkpoint, known)) unknown.push_back(segment);
   counters_->recovered_scanned += unknown.size();
@@ -123,7 +149,7 @@ std::vector<Segment*> Store::load_checkpoint(const Checkpoint& checkpoint, const
     std::vector<CheckpointEntry> entries;
     for (std::size_t i = next.fetch_add(1); i < segments.size(); i = next.fetch_add(1)) {
       const std::uint32_t id = segments[i]->id();
-      const bool fits = checkpoint.read(id, entries) &&
+      const bool fits = checkpoint.read(name_of(id), entries) &&
                         std::all_of(entries.begin(), entries.end(), [&](const CheckpointEntry& entry) {
                           return entry.slot < live(id).slots.load() && entry.space < spaces.size();
                         });
@@ -149,7 +175,7 @@ Status Store::scan_segment(Segment& segment, const SegmentImage& image, std::vec
   if (!table) return table.error();
   // In a dirty or truncated segment a broken header is what a crash leaves: an ordinary free slot.
   const bool whole = !image.dirty() && !image.suspect() && !image.truncated();
-  const SegmentFacts facts{segment.id(), image.superblock.epoch, image.geometry(), image.file_bytes,
+  const SegmentFacts facts{segment.number(), image.superblock.epoch, image.geometry(), image.file_bytes,
                            folder_.superblock().block_bytes};
   for (std::uint32_t slot = 0; slot < facts.geometry.slots; ++slot) {
     const SlotHeader& header = (*table)->header(slot);
@@ -165,6 +191,7 @@ Status Store::scan_segment(Segment& segment, const SegmentImage& image, std::vec
     found.push_back({{segment.file(), facts.geometry.slot_offset(slot), header},
                      global,
                      image.dirty(),
+                     (folder_.paths()[segment.on_path()].flags & kPathAway) != 0,
                      image.dirty() || image.suspect(),
                      torn});
   }
@@ -174,11 +201,13 @@ Status Store::scan_segment(Segment& segment, const SegmentImage& image, std::vec
 
 // Pages of groups that no header proves durable are believed only after their payload was read.
 void Store::verify_unproven(std::vector<Found>& found, std::uint64_t durable) {
-  for (const Found& one : found) durable = std::max(durable, one.claim.header.last_durable_group);
+  for (const Found& one : found) {
+    if (!one.away) durable = std::max(durable, one.claim.header.last_durable_group);
+  }
   std::vector<tardis::Claim> claims;
   std::vector<Found*> claimed;
   for (Found& one : found) {
-    if (one.rejected || !one.dirty || one.claim.header.flush_group <= durable) continue;
+    if (one.rejected || !one.dirty || (!one.away && one.claim.header.flush_group <= durable)) continue;
     claims.push_back(one.claim);
     claimed.push_back(&one);
   }

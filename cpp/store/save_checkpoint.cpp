@@ -33,9 +33,9 @@ Status Store::save_checkpoint(std::vector<Snapshot>& saved) {
   for (NamespaceId id = 0; id < known; ++id) namespaces.push_back(table_.name_space(id).fingerprint);
   std::uint32_t id = 0;
   return write_checkpoint(folder_.path(), namespaces, header, [&](CheckpointSegment& segment, auto& list) {
-    while (id < h.segments_end.load() && live(id).state.load() != SegmentState::kReady) ++id;
+    while (id < h.segments_end.load() && state_of(id) != SegmentState::kReady) ++id;
     if (id >= h.segments_end.load()) return false;
-    segment.segment = id;
+    segment.segment = name_of(id).word();
     segment.epoch = live(id).epoch.load();
     segment.write_sequence = live(id).write_sequence.load();
     // In this order: who takes the segment after it was seen idle changes its tables before it publishes anything.
@@ -56,7 +56,7 @@ Status Store::save_checkpoint(std::vector<Snapshot>& saved) {
 // A segment that nobody writes becomes clean if the checkpoint still tells of all that is in its tables.
 Result<bool> Store::clean_segment(const Snapshot& saved) {
   LiveSegment& s = live(saved.id);
-  if (!saved.idle || s.state.load() != SegmentState::kReady || (s.flags.load() & kSegmentDirty) == 0 ||
+  if (!saved.idle || state_of(saved.id) != SegmentState::kReady || (s.flags.load() & kSegmentDirty) == 0 ||
       s.doubtful.load() != 0) {
     return false;
   }

@@ -114,9 +114,10 @@ Result<std::unique_ptr<Segment>> Segment::load(BlockDevice& device, LiveSegment&
                                                ", this release reads " + std::to_string(kFormatVersion)};
   }
   if (s.store_uuid != store) return Error{Code::kCorrupt, path + ": belongs to another store"};
-  if (s.segment != id || s.segment_bytes != bytes) {
+  if (s.segment != live.number.load() || s.segment_bytes != bytes) {
     return Error{Code::kCorrupt, path + ": says it is segment " + std::to_string(s.segment) + " of " +
-                                     std::to_string(s.segment_bytes) + " bytes, expected " + std::to_string(id) +
+                                     std::to_string(s.segment_bytes) + " bytes, expected " +
+                                     std::to_string(live.number.load()) +
                                      " of " + std::to_string(bytes)};
   }
   const SegmentGeometry expected = SegmentGeometry::of(bytes, s.slot_bytes, s.digests_per_slot);
@@ -140,7 +141,7 @@ Status Segment::write_superblock(std::uint32_t flags) {
   s.format_version = kFormatVersion;
   s.flags = flags;
   s.store_uuid = store_;
-  s.segment = id_;
+  s.segment = number();
   s.epoch = live_.epoch.load();
   s.segment_bytes = bytes_;
   s.slot_bytes = g.slot_bytes;

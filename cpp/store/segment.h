@@ -54,7 +54,7 @@ class Segment {
   Segment(Passkey, BlockDevice& device, LiveSegment& live, std::string path, std::uint32_t id, FileId file,
           const Uuid& store, std::uint64_t bytes);
 
-  // Creates the file, reserves its blocks and makes a dirty superblock durable.
+  // `live` says already which file it is. Creates the file, reserves its blocks and makes a dirty superblock durable.
   static Result<std::unique_ptr<Segment>> create(BlockDevice& device, LiveSegment& live, const std::string& path,
                                                  std::uint32_t id, const Uuid& store, std::uint64_t bytes,
                                                  SlotClass slot_class);
@@ -69,7 +69,9 @@ class Segment {
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  std::uint32_t id() const { return id_; }
+  std::uint32_t id() const { return id_; }                            // in the running index
+  std::uint32_t number() const { return live_.number.load(); }  // in its folder
+  std::uint32_t on_path() const { return live_.path.load(); }
   FileId file() const { return file_; }
   const std::string& path() const { return path_; }
   LiveSegment& live() { return live_; }

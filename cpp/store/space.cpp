@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where objects go: free slots, then new segments up to the capacity, then eviction.
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -17,6 +20,9 @@ namespace {
 constexpr std::uint64_t kBusyPatienceNs = 1'000'000'000;
 constexpr auto kBusyPause = std::chrono::microseconds(200);
 constexpr std::size_t kVictimsLookedAt = 32;
+// Of a batch that is spread over several paths, each gets at least this much in a row.
+constexpr std::uint64_t kLeastRunBytes = 1u << 20;
+constexpr double kGoldenTurn = 0.6180339887498949;
 
 std::uint32_t count_of(const LiveSegment& segment, SlotState state) {
   return segment.counts[static_cast<std::size_t>(state)].load();
@@ -26,13 +32,15 @@ std::uint32_t count_of(const LiveSegment& segment, SlotState state) {
 
 // Takes free slots of segments that this process holds or can hold, from where slots were found last: a batch gets
 // consecutive slots, and several processes end up in different segments.
-void Store::take_free(SlotClass slot_class, std::size_t need, Reservation& out) {
+void Store::take_free(SlotClass slot_class, std::size_t need, std::optional<std::uint32_t> path, Reservation& out) {
   const std::uint32_t end = table_.header().segments_end.load();
-  const std::uint32_t start = last_segment_.load(std::memory_order_relaxed);
+  std::atomic<std::uint32_t>& last = path ? last_on_path_[*path] : last_segment_;
+  const std::uint32_t start = last.load(std::memory_order_relaxed);
   for (std::uint32_t i = 0; i < end && out.slots.size() < need; ++i) {
     const std::uint32_t id = (start + i) % end;
     LiveSegment& s = live(id);
-    if (s.state.load() != SegmentState::kReady || index_.class_of(id) != slot_class) continue;
+    if (state_of(id) != SegmentState::kReady || index_.class_of(id) != slot_class) continue;
+    if (path && s.path.load() != *path) continue;
     if (count_of(s, SlotState::kFree) + count_of(s, SlotState::kDying) == 0) continue;
     Segment* owner = segment(id);
     if (owner == nullptr) continue;
@@ -57,7 +65,7 @@ void Store::take_free(SlotClass slot_class, std::size_t need, Reservation& out) 
       s.next_slot.store((at + 1) % count);
     }
     if (out.slots.size() > before) {
-      last_segment_.store(id, std::memory_order_relaxed);
+      last.store(id, std::memory_order_relaxed);
       if (!held) out.held.push_back(owner);
     } else if (!held) {
       release(*owner);
@@ -65,14 +73,71 @@ void Store::take_free(SlotClass slot_class, std::size_t need, Reservation& out) 
   }
 }
 
+// Bytes of segments that could still be made there.
+std::uint64_t Store::room_to_grow(std::uint32_t path) const {
+  const auto free = folder_.free_bytes(path);
+  if (!free || *free < options_.free_space_floor) return 0;
+  const std::uint64_t segment_bytes = folder_.superblock().segment_bytes;
+  std::uint32_t segments = 0;
+  for_each_segment([&](std::uint32_t, SegmentState) { ++segments; });
+  const std::uint64_t left = max_segments() - std::min(max_segments(), segments);
+  return std::min(left, (*free - options_.free_space_floor) / segment_bytes) * segment_bytes;
+}
+
+// How many of a batch's objects go to each path: by the space that is free there, in runs that are worth a request. A
+// short batch goes to one path, a different one each time.
+std::vector<Store::Share> Store::shares(SlotClass slot_class, std::size_t need) {
+  std::array<std::uint64_t, kMaxPaths> room{};
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) room[path] = path_in_use(path) ? room_to_grow(path) : 0;
+  for_each_segment([&](std::uint32_t id, SegmentState state) {
+    if (state != SegmentState::kReady || index_.class_of(id) != slot_class) return;
+    room[live(id).path.load()] += count_of(live(id), SlotState::kFree) * slot_class.slot_bytes;
+  });
+  const std::uint64_t sum = std::accumulate(room.begin(), room.end(), std::uint64_t{0});
+  std::vector<Share> result;
+  if (sum == 0) return result;
+  const std::size_t run = std::max<std::size_t>(1, kLeastRunBytes / slot_class.slot_bytes);
+  const std::size_t runs = std::max<std::size_t>(1, need / run);
+  // Run r of this batch goes where r steps along the paths lead, laid end to end by their room; batches begin at places
+  // that are far apart.
+  const double turn = static_cast<double>(share_turn_.fetch_add(1, std::memory_order_relaxed)) * kGoldenTurn;
+  std::array<std::size_t, kMaxPaths> slots{};
+  for (std::size_t r = 0; r < runs; ++r) {
+    const double at = turn + (static_cast<double>(r) + 0.5) / static_cast<double>(runs);
+    double place = (at - std::floor(at)) * static_cast<double>(sum);
+    std::uint32_t path = 0;
+    while (path + 1 < kMaxPaths && place >= static_cast<double>(room[path])) {
+      place -= static_cast<double>(room[path++]);
+    }
+    slots[path] += need * (r + 1) / runs - need * r / runs;
+  }
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    if (slots[path] > 0 && path_in_use(path)) result.push_back({path, slots[path]});
+  }
+  return result;
+}
+
 Store::Reservation Store::reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure) {
   Reservation out;
   const std::uint64_t give_up = monotonic_ns() + kBusyPatienceNs;
+  if (paths_in_use() > 1) {
+    for (const Share& share : shares(slot_class, need)) {
+      const std::size_t target = out.slots.size() + share.slots;
+      take_free(slot_class, target, share.path, out);
+      while (out.slots.size() < target) {
+        const Result<bool> grown = grow(slot_class, share.path);
+        const std::size_t before = out.slots.size();
+        if (!grown || !*grown) break;
+        take_free(slot_class, target, share.path, out);
+        if (out.slots.size() == before) break;
+      }
+    }
+  }
   while (true) {
     out.busy = false;
-    take_free(slot_class, need, out);
+    take_free(slot_class, need, std::nullopt, out);
     if (out.slots.size() == need) return out;
-    const Result<bool> grown = grow(slot_class);
+    const Result<bool> grown = grow(slot_class, std::nullopt);
     if (!grown) failure = grown.error();
     if (grown && *grown) continue;
     const Result<bool> converted = convert_segment(slot_class);
@@ -86,14 +151,16 @@ Store::Reservation Store::reserve(SlotClass slot_class, std::size_t need, std::o
   }
 }
 
-Result<bool> Store::grow(SlotClass slot_class) {
+// True: there is a segment with free slots now, on that path or on any. False: the capacity is used up.
+Result<bool> Store::grow(SlotClass slot_class, std::optional<std::uint32_t> path) {
   const std::lock_guard grow(grow_mutex_);
   const std::uint32_t end = table_.header().segments_end.load();
   for (std::uint32_t id = 0; id < end; ++id) {  // another call may have been here
     const LiveSegment& s = live(id);
     const Owner holder = s.owner.load();
-    if (s.state.load() == SegmentState::kReady && index_.class_of(id) == slot_class &&
-        count_of(s, SlotState::kFree) > 0 && (holder == 0 || holder == owner_) && s.wanted.load() == 0) {
+    if (state_of(id) == SegmentState::kReady && index_.class_of(id) == slot_class &&
+        (!path || s.path.load() == *path) && count_of(s, SlotState::kFree) > 0 &&
+        (holder == 0 || holder == owner_) && s.wanted.load() == 0) {
       return true;
     }
   }
@@ -110,41 +177,65 @@ Result<bool> Store::grow(SlotClass slot_class) {
     s.owner.store(0);
   }
   if (id == limit) return false;
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> candidates;  // the one with the most room first
+  for (std::uint32_t one = 0; one < kMaxPaths; ++one) {
+    if (path_in_use(one) && (!path || one == *path)) candidates.emplace_back(room_to_grow(one), one);
+  }
+  std::sort(candidates.rbegin(), candidates.rend());
+  Status status = Error{Code::kIo, "no path of the store is in use"};
+  for (const auto& [room, one] : candidates) {
+    status = create_segment(id, one, slot_class);
+    if (status) break;
+  }
+  if (!status) live(id).state.store(SegmentState::kNone);
+  live(id).owner.store(0);
+  if (!status) return status.error();
+  return true;
+}
+
+// This process holds the id.
+Status Store::create_segment(std::uint32_t id, std::uint32_t path, SlotClass slot_class) {
+  const std::uint64_t bytes = folder_.superblock().segment_bytes;
+  const auto free = folder_.free_bytes(path);
+  if (!free) {
+    path_result(path, PathUse::kWrite, free.error());
+    return free.error();
+  }
+  if (*free < bytes || *free - bytes < options_.free_space_floor) {
+    return Error{Code::kNoSpace, folder_.paths()[path].folder + ": " + human_bytes(*free) +
+                                     " free; another segment of " + human_bytes(bytes) +
+                                     " would not leave free_space_floor (" + human_bytes(options_.free_space_floor) +
+                                     "); free space there or lower free_space_floor"};
+  }
   LiveSegment& s = live(id);
-  const auto give_back = [&](const Error& error) {
-    s.state.store(SegmentState::kNone);
-    s.owner.store(0);
-    return error;
-  };
+  const SegmentGeometry geometry = SegmentGeometry::of(bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
+  if (Status status = table_.reserve_records(id, geometry.slots); !status) return status;
+  std::atomic<std::uint32_t>& next = table_.header().paths[path].next_number;
+  const std::uint32_t number = next.fetch_add(1);
+  if (number >= kMaxSegments) {
+    return Error{Code::kNoSpace, folder_.paths()[path].folder + ": segment numbers are used up; open the store anew"};
+  }
+  s.path.store(path);
+  s.number.store(number);
   s.state.store(SegmentState::kCreating);
   std::uint32_t known = table_.header().segments_end.load();
   while (known <= id && !table_.header().segments_end.compare_exchange_weak(known, id + 1)) {
   }
-  auto free = folder_.free_bytes();
-  if (!free) return give_back(free.error());
-  const std::uint64_t bytes = folder_.superblock().segment_bytes;
-  if (*free < bytes || *free - bytes < options_.free_space_floor) {
-    return give_back({Code::kNoSpace, folder_.path() + ": " + human_bytes(*free) + " free; another segment of " +
-                                          human_bytes(bytes) + " would not leave free_space_floor (" +
-                                          human_bytes(options_.free_space_floor) +
-                                          "); free space there or lower free_space_floor"});
-  }
-  const SegmentGeometry geometry = SegmentGeometry::of(bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
-  if (Status status = table_.reserve_records(id, geometry.slots); !status) return give_back(status.error());
-  auto created =
-      Segment::create(*device_, s, folder_.segment_path(id), id, folder_.superblock().uuid, bytes, slot_class);
-  Status status = created ? folder_.sync_segments_folder() : Status(created.error());
+  auto created = Segment::create(*device_, s, segment_path(id), id, folder_.superblock().uuid, bytes, slot_class);
+  Status status = created ? folder_.sync_segments_folder(path) : Status(created.error());
+  path_result(path, PathUse::kWrite, status);
   if (!status) {
-    (void)folder_.remove_segment(id);
-    return give_back(status.error());
+    (void)folder_.remove_segment(name_of(id));
+    std::uint32_t taken = number + 1;
+    next.compare_exchange_strong(taken, number);
+    return status;
   }
   adopt_segment(std::move(*created));
   for (auto& count : s.counts) count.store(0);
   s.counts[static_cast<std::size_t>(SlotState::kFree)].store(geometry.slots);
   s.doubtful.store(0);
   s.state.store(SegmentState::kReady);
-  s.owner.store(0);
-  return true;
+  return {};
 }
 
 std::size_t Store::evict(SlotClass slot_class, std::size_t need) {

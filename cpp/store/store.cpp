@@ -4,15 +4,19 @@
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
 #include <numeric>
+#include <set>
 
 #include "base/json.h"
 #include "block/path_report_json.h"
 #include "store/counters.h"
+#include "store/files.h"
 
 namespace tardis {
 namespace {
@@ -37,6 +41,27 @@ void allow_open_files(std::uint64_t wanted) {
   ::setrlimit(RLIMIT_NOFILE, &limit);  // if refused, opening a segment reports EMFILE by name
 }
 
+// `free`: over all paths, and the most on one of them.
+struct FreeSpace {
+  std::uint64_t sum = 0, most = 0;
+};
+
+Result<FreeSpace> free_space(const std::string& folder, const std::vector<std::string>& more) {
+  FreeSpace free;
+  std::set<dev_t> seen;  // folders on one file system share its space
+  for (std::size_t i = 0; i <= more.size(); ++i) {
+    const std::string& path = i == 0 ? folder : more[i - 1];
+    struct stat status {};
+    struct statvfs space {};
+    if (::stat(path.c_str(), &status) != 0 || ::statvfs(path.c_str(), &space) != 0) return errno_error(errno, path);
+    if (!seen.insert(status.st_dev).second) continue;
+    const std::uint64_t bytes = std::uint64_t{space.f_bavail} * space.f_frsize;
+    free.sum += bytes;
+    free.most = std::max(free.most, bytes);
+  }
+  return free;
+}
+
 Status make_superblock(StoreFolder& folder, const StoreOptions& options, const PathReport& path) {
   auto files = folder.segment_files();
   if (!files) return files.error();
@@ -44,10 +69,10 @@ Status make_superblock(StoreFolder& folder, const StoreOptions& options, const P
     return Error{Code::kCorrupt, folder.path() + ": has " + std::to_string(files->size()) +
                                      " segment files but no tardis.store; restore that file, or empty the folder"};
   }
-  auto free = folder.free_bytes();
+  auto free = free_space(folder.path(), options.device.more_folders);
   if (!free) return free.error();
   StoreSuperblock s{};
-  s.capacity_bytes = options.capacity_bytes != 0 ? options.capacity_bytes : std::min(100 * kGiB, *free / 2);
+  s.capacity_bytes = options.capacity_bytes != 0 ? options.capacity_bytes : std::min(100 * kGiB, free->sum / 2);
   s.segment_bytes = options.segment_bytes != 0 ? options.segment_bytes
                                                : auto_segment_bytes(s.capacity_bytes, options.object_bytes_hint);
   s.segment_bytes = round_up(s.segment_bytes, kTableBlockBytes);
@@ -62,8 +87,8 @@ Status make_superblock(StoreFolder& folder, const StoreOptions& options, const P
                      "; raise capacity or free space there"};
   }
   const std::uint64_t first_segment = s.segment_bytes + kMetadataBytes;
-  if (*free < first_segment || *free - first_segment < options.free_space_floor) {
-    return Error{Code::kNoSpace, folder.path() + ": " + human_bytes(*free) + " free; a first segment of " +
+  if (free->most < first_segment || free->most - first_segment < options.free_space_floor) {
+    return Error{Code::kNoSpace, folder.path() + ": " + human_bytes(free->most) + " free; a first segment of " +
                                      human_bytes(s.segment_bytes) + " and free_space_floor " +
                                      human_bytes(options.free_space_floor) +
                                      " do not fit; free space, lower free_space_floor or choose another path"};
@@ -140,8 +165,9 @@ std::uint64_t expected_objects(const StoreFolder& folder, const StoreOptions& op
 
 }  // namespace
 
-Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreOptions& options, bool create,
+Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreOptions& asked, bool create,
                                            const DeviceFactory& make_device) {
+  StoreOptions options = asked;
   StoreFolder folder(path);
   if (!folder.has_superblock()) {
     if (!create) return Error{Code::kNotFound, path + ": no tardis store here"};
@@ -150,9 +176,27 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
   if (Status status = folder.lock_setup(); !status) return status.error();
   // Only now: another process may just have made it.
   const bool fresh = !folder.has_superblock();
-  if (!fresh) {
+  std::vector<std::string> notes;
+  const bool alone = !folder.any_process_stays();
+  const auto usable = [&](const std::string& more) -> Status {
+    auto report = probe_path(more, options.device, /*read_only=*/false);
+    return report ? Status() : Status(report.error());
+  };
+  const auto forget_checkpoint = [&] { return folder.remove_checkpoint(); };
+  const auto settle = [&] {
+    return folder.paths().settle(options.more_paths, folder.superblock().uuid, usable, forget_checkpoint, notes);
+  };
+  if (fresh) {
+    options.device.more_folders = options.more_paths.value_or(std::vector<std::string>());
+    for (const std::string& more : options.device.more_folders) {
+      if (Status status = make_folders(more); !status) return status.error();
+    }
+  } else {
     if (Status status = folder.read_superblock(); !status) return status.error();
     if (Status status = folder.create_folders(); !status) return status.error();
+    if (Status status = folder.paths().load(folder.superblock().uuid); !status) return status.error();
+    if (Status status = alone ? settle() : folder.paths().match(options.more_paths); !status) return status.error();
+    options.device.more_folders = folder.paths().more_present();
   }
   auto device = make_device(path, options.device, folder.lock_fd());
   if (!device) return device.error();
@@ -161,7 +205,9 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
       !status) {
     return status.error();
   }
-  const bool alone = !folder.any_process_stays();
+  if (fresh) {
+    if (Status status = settle(); !status) return status.error();
+  }
   auto identity = folder.live_identity();
   if (!identity) return identity.error();
   const StoreSuperblock& s = folder.superblock();
@@ -183,6 +229,8 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
   allow_open_files(sizes.max_segments + std::uint64_t{kFilesBesideSegments});
   auto store =
       std::make_unique<Store>(Passkey(), std::move(folder), options, std::move(*device), std::move(*table), *place);
+  store->notes_ = std::move(notes);
+  if (Status status = store->join_paths(alone); !status) return status.error();
   store->join();
   if (alone) {
     Status status = store->recover();
@@ -292,11 +340,11 @@ Segment* Store::segment(std::uint32_t id, std::optional<Error>* why) {
   // A file that is being created may be removed again, and this process would go on with what was removed.
   const SegmentState state = live(id).state.load();
   if (state == SegmentState::kNone || state == SegmentState::kCreating) {
-    if (why != nullptr) *why = Error{Code::kBusy, folder_.segment_path(id) + ": is being created"};
+    if (why != nullptr) *why = Error{Code::kBusy, segment_path(id) + ": is being created"};
     return nullptr;
   }
   const StoreSuperblock& s = folder_.superblock();
-  auto opened = Segment::open(*device_, live(id), folder_.segment_path(id), id, s.uuid, s.segment_bytes);
+  auto opened = Segment::open(*device_, live(id), segment_path(id), id, s.uuid, s.segment_bytes);
   if (!opened) {
     if (why != nullptr) *why = opened.error();
     return nullptr;
@@ -437,6 +485,8 @@ void Store::stats(tardis_stats& out) {
   const StoreSuperblock& s = folder_.superblock();
   out.capacity_bytes = s.capacity_bytes;
   std::array<std::uint64_t, kSlotStates> counts{};
+  out.paths = folder_.paths().known();
+  out.paths_out = out.paths - paths_in_use();
   for_each_segment([&](std::uint32_t id, SegmentState state) {
     out.segments += state == SegmentState::kReady;
     out.segments_unreadable += state == SegmentState::kUnreadable;
@@ -460,6 +510,26 @@ void Store::stats(tardis_stats& out) {
   }
 }
 
+void Store::write_paths(JsonWriter& json) const {
+  std::array<std::uint64_t, kMaxPaths> segments{};
+  for_each_segment([&](std::uint32_t id, SegmentState) { ++segments[live(id).path.load()]; });
+  json.begin_array("paths");
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    const StorePath& own = folder_.paths()[path];
+    if (own.flags == 0) continue;
+    const auto free = folder_.free_bytes(path);
+    const std::lock_guard lock(problems_mutex_);
+    json.begin_object();
+    json.field("path", own.folder);
+    json.field("state", std::string(path_in_use(path) ? "in use" : "out"));
+    json.field("reason", path_in_use(path) ? std::string() : path_problems_[path]);
+    json.field("segments", segments[path]);
+    json.field("free_bytes", free ? *free : std::uint64_t{0});
+    json.end_object();
+  }
+  json.end_array();
+}
+
 std::string Store::path_report_json() const {
   JsonWriter json;
   json.begin_object();
@@ -468,6 +538,7 @@ std::string Store::path_report_json() const {
   json.field("capacity_bytes", folder_.superblock().capacity_bytes);
   json.field("segment_bytes", folder_.superblock().segment_bytes);
   json.field("verify_reads", options_.verify_reads);
+  write_paths(json);
   json.begin_array("notes");
   for (const std::string& note : notes_) json.value(note);
   json.end_array();

@@ -16,10 +16,12 @@
 //   Segment::claim_mutex, open_mutex_  taken alone
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -40,6 +42,8 @@
 #include "tardis/tardis.h"
 
 namespace tardis {
+
+class JsonWriter;
 
 struct StoreOptions {
   BlockDeviceOptions device;
@@ -163,6 +167,7 @@ class Store {
   struct Found;  // an object that a header tells of
   Status recover();
   Status load_segments(const Checkpoint& checkpoint, std::vector<Found>& found);
+  Result<std::map<SegmentName, std::string>> find_segments();
   std::vector<Segment*> load_checkpoint(const Checkpoint& checkpoint, const std::vector<Segment*>& segments);
   Status scan_segment(Segment& segment, const SegmentImage& image, std::vector<Found>& found);
   void verify_unproven(std::vector<Found>& found, std::uint64_t durable);
@@ -191,11 +196,37 @@ class Store {
   void recount(std::uint32_t id);
   std::uint64_t durable_group() const;
   std::uint64_t begin_group();
+  // paths.cpp's folders in use: path_faults.cpp
+  bool path_in_use(std::uint32_t path) const { return table_.header().paths[path].state.load() == PathState::kInUse; }
+  std::uint32_t paths_in_use() const;
+  // What a batch met on a path: everything it asked failed there, or something succeeded.
+  void path_result(std::uint32_t path, PathUse use, bool works, const std::string& problem);
+  void path_result(std::uint32_t path, PathUse use, const Status& status);
+  static bool is_path_fault(int os_error);
+  // What the requests of one batch met, by path.
+  struct PathTally {
+    std::array<std::uint32_t, kMaxPaths> worked{}, failed{};
+    std::array<int, kMaxPaths> error{};
+    void add(std::uint32_t path, int os_error);
+  };
+  void tell_paths(const PathTally& tally, PathUse use);
+  void take_out(std::uint32_t path, const std::string& problem);
+  void forget_path(std::uint32_t path);
+  Status forbid_return();
+  Status join_paths(bool alone);
+  void write_paths(JsonWriter& json) const;
   // space.cpp
   // `failure`: why fewer than asked were found, or why the store could not grow.
   Reservation reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure);
-  void take_free(SlotClass slot_class, std::size_t need, Reservation& out);
-  Result<bool> grow(SlotClass slot_class);
+  struct Share {
+    std::uint32_t path;
+    std::size_t slots;
+  };
+  std::vector<Share> shares(SlotClass slot_class, std::size_t need);
+  void take_free(SlotClass slot_class, std::size_t need, std::optional<std::uint32_t> path, Reservation& out);
+  Result<bool> grow(SlotClass slot_class, std::optional<std::uint32_t> path);
+  Status create_segment(std::uint32_t id, std::uint32_t path, SlotClass slot_class);
+  std::uint64_t room_to_grow(std::uint32_t path) const;  // bytes of new segments
   std::size_t evict(SlotClass slot_class, std::size_t need);
   Result<bool> convert_segment(SlotClass slot_class);
   Segment* choose_victim(SlotClass slot_class);
@@ -231,6 +262,13 @@ class Store {
   std::optional<NamespaceId> find_namespace(const Fingerprint& fingerprint) const;
   Result<NamespaceId> intern(const Fingerprint& fingerprint);  // under the setup lock
   LiveSegment& live(std::uint32_t id) const { return table_.segment(id); }
+  // As its own word says, but nothing on a path that is out can be used.
+  SegmentState state_of(std::uint32_t id) const {
+    const SegmentState state = live(id).state.load();
+    return state == SegmentState::kReady && !path_in_use(live(id).path.load()) ? SegmentState::kUnreadable : state;
+  }
+  SegmentName name_of(std::uint32_t id) const { return {live(id).path.load(), live(id).number.load()}; }
+  std::string segment_path(std::uint32_t id) const { return folder_.segment_path(name_of(id)); }
   template <class Visit>  // visit(id, state) of every segment there is
   void for_each_segment(Visit visit) const;
 
@@ -249,6 +287,10 @@ class Store {
   std::mutex open_mutex_;
   std::deque<std::unique_ptr<Segment>> segments_;  // behind opened_, and those that are of no use any more
   std::atomic<std::uint32_t> last_segment_{0};     // where slots were found last
+  std::array<std::atomic<std::uint32_t>, kMaxPaths> last_on_path_{};
+  std::atomic<std::uint64_t> share_turn_{0};  // of batches, over the paths
+  mutable std::mutex problems_mutex_;  // taken last
+  std::array<std::string, kMaxPaths> path_problems_;  // why a path is out, as this process knows it
 
   std::mutex describe_mutex_;  // namespaces; taken before the setup lock
   std::deque<ObjectGeometry> geometry_memory_;
@@ -285,7 +327,7 @@ template <class Visit>
 void Store::for_each_segment(Visit visit) const {
   const std::uint32_t end = table_.header().segments_end.load();
   for (std::uint32_t id = 0; id < end; ++id) {
-    const SegmentState state = live(id).state.load();
+    const SegmentState state = state_of(id);
     if (state != SegmentState::kNone) visit(id, state);
   }
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <utility>
 
 #include "store/digest.h"
@@ -118,6 +119,14 @@ void Transfer::join(std::uint64_t request_bytes) {
   }
 }
 
+void Transfer::interleave() {
+  std::map<FileId, std::size_t> seen;
+  std::vector<std::pair<std::size_t, Group>> turns;
+  for (const Group& group : groups_) turns.emplace_back(seen[spans_[group.first].object->file]++, group);
+  std::stable_sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::transform(turns.begin(), turns.end(), groups_.begin(), [](const auto& turn) { return turn.second; });
+}
+
 void Transfer::move(std::vector<Group>& groups, bool digests) {
   std::vector<IoRequest> requests(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -149,6 +158,7 @@ void Transfer::run(bool digests) {
     if (pads > 0) padding_ = AlignedBuffer(pads * kMaxPad, kMaxPad);
   }
   join(join_bytes);
+  if (spread_) interleave();
   if (digests) {
     for (const auto& object : objects_) {
       object->chunk_digests = std::make_unique_for_overwrite<std::uint64_t[]>(object->geometry.chunks());

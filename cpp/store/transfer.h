@@ -16,7 +16,8 @@ namespace tardis {
 
 class Transfer {
  public:
-  Transfer(BlockDevice& device, IoRequest::Op op) : device_(device), op_(op) {}
+  // `spread`: the files lie on several drives, which are to work at the same time.
+  Transfer(BlockDevice& device, IoRequest::Op op, bool spread = false) : device_(device), op_(op), spread_(spread) {}
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
@@ -63,11 +64,13 @@ class Transfer {
   void cut(Object& object, std::uint64_t request_bytes);
   void join(std::uint64_t request_bytes);  // spans into groups of up to that many bytes
   void describe(Span& span);
+  void interleave();  // the files' groups take turns
   void move(std::vector<Group>& groups, bool digests);
   void finished(const Span& span, int error, bool digests);
 
   BlockDevice& device_;
   IoRequest::Op op_;
+  const bool spread_;
   std::vector<std::unique_ptr<Object>> objects_;
   std::vector<Span> spans_;
   std::vector<Group> groups_;

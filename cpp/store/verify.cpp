@@ -35,11 +35,11 @@ class Verification {
   Status read_payloads(const Progress& progress);
   Status repair();
   VerifyResult take_result() { return std::move(result_); }
+  void problem(std::string text);
 
  private:
   void scan_slot(Checked& checked, SegmentTable& table, std::uint32_t slot, const SegmentFacts& facts);
   void fault(const Checked& checked, std::uint64_t& counter, std::uint32_t slot, const std::string& what);
-  void problem(std::string text);
 
   const StoreFolder& folder_;
   BlockDevice& device_;
@@ -65,10 +65,12 @@ Status Verification::scan() {
   const StoreSuperblock& store = folder_.superblock();
   auto files = folder_.segment_files();
   if (!files) return files.error();
-  for (const auto& [id, file] : *files) {
+  for (const auto& [name, file] : *files) {
     auto live = std::make_unique<LiveSegment>();
+    live->path.store(name.path);
+    live->number.store(name.number);
     SegmentImage image;
-    auto segment = Segment::load(device_, *live, file, id, store.uuid, store.segment_bytes, image);
+    auto segment = Segment::load(device_, *live, file, name.word(), store.uuid, store.segment_bytes, image);
     if (!segment && segment.error().code == Code::kNotFound) continue;
     Result<SegmentTable*> table = segment ? (*segment)->table() : Result<SegmentTable*>(segment.error());
     if (!table) {
@@ -84,7 +86,7 @@ Status Verification::scan() {
       problem(file + ": " + std::to_string(image.file_bytes) + " bytes, expected " +
               std::to_string(store.segment_bytes));
     }
-    const SegmentFacts facts{id, s.epoch(), s.geometry(), image.file_bytes, store.block_bytes};
+    const SegmentFacts facts{name.number, s.epoch(), s.geometry(), image.file_bytes, store.block_bytes};
     for (std::uint32_t slot = 0; slot < s.geometry().slots; ++slot) scan_slot(checked, **table, slot, facts);
     s.drop_table();
     segments_.push_back(std::move(checked));
@@ -198,9 +200,14 @@ Result<VerifyResult> verify_store(const std::string& path, bool repair, const Pr
   if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
   if (Status status = folder.lock_alone(); !status) return status.error();
   if (Status status = folder.read_superblock(); !status) return status.error();
-  auto device = open_block_device(path, {}, folder.lock_fd());
+  StorePaths& paths = folder.paths();
+  if (Status status = paths.load(folder.superblock().uuid); !status) return status.error();
+  BlockDeviceOptions options;
+  options.more_folders = paths.more_present();
+  auto device = open_block_device(path, options, folder.lock_fd());
   if (!device) return device.error();
   Verification verification(folder, **device);
+  for (const std::string& missing : paths.missing()) verification.problem("not verified: " + missing);
   if (Status status = verification.scan(); !status) return status.error();
   if (Status status = verification.read_payloads(progress); !status) return status.error();
   if (repair) {

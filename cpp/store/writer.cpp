@@ -139,7 +139,7 @@ void Store::store_pages(SetCall& set, const std::vector<std::size_t>& wanted) {
   Reservation reserved = reserve(set.geometry.slot_class(), wanted.size(), set.failure);
   std::vector<Ticket> tickets = issue_tickets(set, wanted, reserved);
   if (!tickets.empty()) {
-    Transfer payload(*device_, IoRequest::Op::kWrite);
+    Transfer payload(*device_, IoRequest::Op::kWrite, paths_in_use() > 1);
     make_dirty(set, tickets);
     write_payloads(set, tickets, payload);
     std::shared_ptr<FlushGroup> group;
@@ -187,6 +187,9 @@ void Store::write_payloads(SetCall& set, std::vector<Ticket>& tickets, Transfer&
                 set.pieces + ticket.index * set.geometry.pieces());
   }
   if (payload.size() > 0) payload.run(/*digests=*/true);
+  PathTally tally;
+  for (std::size_t k = 0; k < payload.size(); ++k) tally.add(tickets[k].owner->on_path(), payload.error(k));
+  tell_paths(tally, PathUse::kWrite);
   for (std::size_t k = 0; k < payload.size(); ++k) {
     if (payload.error(k) == 0) continue;
     set.failure = errno_error(payload.error(k), "writing a page");
@@ -227,6 +230,12 @@ void Store::publish(SetCall& set, std::vector<Ticket>& tickets, const Transfer& 
       continue;
     }
     if (published == Index::Published::kDuplicate) continue;  // another call stored it meanwhile
+    if (!path_in_use(ticket.owner->on_path())) {  // see forget_path()
+      if (const auto entry = index_.read(ticket.slot)) index_.unpublish(*entry);
+      set.failure = Error{Code::kIo, "path " + folder_.paths()[ticket.owner->on_path()].folder + ": was taken out"};
+      fail_from(tickets, k);
+      continue;
+    }
     set.written[ticket.index] = true;
     if (group.pages.empty()) group.opened_ns = monotonic_ns();
     group.pages.push_back({ticket.slot, ticket.generation, ticket.owner});
@@ -244,6 +253,7 @@ void Store::make_dirty(SetCall& set, std::vector<Ticket>& tickets) {
     if (!done.insert(&owner).second) continue;
     const std::lock_guard io(owner.io_mutex());
     if (Status status = owner.make_dirty(); !status) {
+      path_result(owner.on_path(), PathUse::kWrite, status);
       set.failure = status.error();
       fail_from(tickets, k);
       return;
@@ -280,7 +290,7 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
       header.fingerprint = fingerprint;
       header.parent = ticket.parent;
       header.generation = ticket.generation;
-      header.segment = id;
+      header.segment = owner.number();
       header.slot = slot;
       header.segment_epoch = owner.epoch();
       header.part_count = geometry.parts;
@@ -297,6 +307,7 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
       (*table)->blocks_of(slot, blocks);
     }
     if (Status status = owner.write_table(blocks); !status) {
+      path_result(owner.on_path(), PathUse::kWrite, status);
       set.failure = status.error();
       fail_from(tickets, own.front());
     }

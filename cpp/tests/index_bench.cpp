@@ -151,7 +151,7 @@ int run(const std::string& shared, const std::string& folder, std::uint64_t obje
   const auto load = [&] {
     std::vector<CheckpointEntry> entries;
     for (std::uint32_t id = next.fetch_add(1); id < again.segments; id = next.fetch_add(1)) {
-      if (!checkpoint.read(id, entries)) stop("a segment's entries fail their digest");
+      if (!checkpoint.read({0, id}, entries)) stop("a segment's entries fail their digest");
       again.index.restore(id, entries, {0});
     }
   };

@@ -82,12 +82,12 @@ typedef struct tardis_object_layout {
   FIELD(evicted_pages) FIELD(evicted_bytes) FIELD(cleared_pages) \
   FIELD(flush_groups) FIELD(flush_failures) FIELD(flush_unpublished_pages) \
   FIELD(recovered_pages) FIELD(recovered_verified) FIELD(recovered_rejected) FIELD(recovered_scanned) \
-  FIELD(checkpoints)
+  FIELD(checkpoints) FIELD(paths_taken_out)
 /* The state now (zero after tardis_close): allocated_bytes of the segments, payload_bytes of live pages. */
 #define TARDIS_STATS_LEVELS(FIELD) \
   FIELD(capacity_bytes) FIELD(allocated_bytes) FIELD(payload_bytes) \
   FIELD(slots_total) FIELD(slots_live) FIELD(slots_free) FIELD(slots_quarantined) FIELD(slots_writing) \
-  FIELD(segments) FIELD(segments_unreadable) FIELD(durable_group) FIELD(processes) FIELD(index_bytes) \
+  FIELD(segments) FIELD(segments_unreadable) FIELD(paths) FIELD(paths_out) FIELD(durable_group) FIELD(processes) FIELD(index_bytes) \
   FIELD(io_reads) FIELD(io_writes) FIELD(io_read_bytes) FIELD(io_written_bytes) FIELD(io_errors) \
   FIELD(io_peak_in_flight) FIELD(bounced_requests) FIELD(bounced_bytes) \
   FIELD(read_batches) FIELD(read_batches_delayed) FIELD(read_batches_delayed_again) FIELD(max_flushes_per_read_batch) \

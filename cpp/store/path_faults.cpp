@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// A path that fails is taken out: what it holds is not found any more, and nothing new goes there. It is tried again
+// when the store is opened by a first process.
+#include <cerrno>
+
+#include "store/counters.h"
+#include "store/store.h"
+
+namespace tardis {
+namespace {
+
+// Batches in a row of which nothing succeeded. One bad sector, or one bad file, does not make three.
+constexpr std::uint32_t kStrikesOut = 3;
+
+}  // namespace
+
+// Under the setup lock. The first process says which paths are in use; the others must be able to reach those.
+Status Store::join_paths(bool alone) {
+  const StorePaths& paths = folder_.paths();
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    if (paths[path].flags == 0) continue;
+    LivePath& live_path = table_.header().paths[path];
+    if (alone) live_path.state.store(paths[path].present ? PathState::kInUse : PathState::kOut);
+    path_problems_[path] = paths[path].present ? "failed while the store was in use" : paths[path].problem;
+    if (!paths[path].present && live_path.state.load() == PathState::kInUse) {
+      return Error{Code::kBusy, "path " + paths[path].folder + ": in use by " + folder_.owner() +
+                                    ", but cannot be reached from here: " + paths[path].problem +
+                                    "; mount it here too, or give this process a store of its own"};
+    }
+  }
+  return {};
+}
+
+std::uint32_t Store::paths_in_use() const {
+  std::uint32_t count = 0;
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) count += path_in_use(path);
+  return count;
+}
+
+// What a drive that fails, or a file system that is gone, answers; not what a full disk, a process without memory or
+// descriptors, or a wrong request does.
+bool Store::is_path_fault(int os_error) {
+  switch (os_error) {
+    case EIO:
+    case ENXIO:
+    case ENODEV:
+    case EROFS:
+    case ENOENT:
+    case EACCES:
+    case EPERM:
+    case ESTALE:
+    case ENOTCONN:
+    case ESHUTDOWN:
+    case ETIMEDOUT:
+    case EREMOTEIO:
+    case EUCLEAN:  // ext4, xfs: the file system is damaged
+    case EBADMSG:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void Store::path_result(std::uint32_t path, PathUse use, const Status& status) {
+  if (status) {
+    path_result(path, use, true, {});
+  } else if (is_path_fault(status.error().os_error)) {
+    path_result(path, use, false, status.error().message);
+  }
+}
+
+void Store::path_result(std::uint32_t path, PathUse use, bool works, const std::string& problem) {
+  std::atomic<std::uint32_t>& strikes = table_.header().paths[path].strikes[static_cast<std::size_t>(use)];
+  if (works) {
+    if (strikes.load(std::memory_order_relaxed) != 0) strikes.store(0);
+    return;
+  }
+  if (strikes.fetch_add(1) + 1 >= kStrikesOut) take_out(path, problem);
+}
+
+void Store::PathTally::add(std::uint32_t path, int os_error) {
+  if (os_error == 0) {
+    ++worked[path];
+  } else if (is_path_fault(os_error)) {
+    ++failed[path];
+    error[path] = os_error;
+  }
+}
+
+void Store::tell_paths(const PathTally& tally, PathUse use) {
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    if (tally.worked[path] > 0) {
+      path_result(path, use, true, {});
+    } else if (tally.failed[path] > 0) {
+      path_result(path, use, false, errno_error(tally.error[path], use == PathUse::kRead ? "reading" : "writing").message);
+    }
+  }
+}
+
+void Store::take_out(std::uint32_t path, const std::string& problem) {
+  PathState state = PathState::kInUse;
+  if (paths_in_use() < 2) return;  // there is nothing to go on with
+  if (!table_.header().paths[path].state.compare_exchange_strong(state, PathState::kOut)) return;
+  {
+    const std::lock_guard lock(problems_mutex_);
+    path_problems_[path] = problem;
+  }
+  counters_->paths_taken_out += 1;
+  forget_path(path);
+}
+
+// Nothing in it is found from here on. Who published something since the path was taken out looks at its state
+// afterwards, so one of the two sees the other.
+void Store::forget_path(std::uint32_t path) {
+  const std::uint32_t end = table_.header().segments_end.load();
+  for (std::uint32_t id = 0; id < end; ++id) {
+    if (live(id).state.load() == SegmentState::kNone || live(id).path.load() != path) continue;
+    index_.for_each_in(id, [&](const IndexEntry& entry) { index_.unpublish(entry); });
+  }
+}
+
+// Pages are deleted, and some may be on a path that cannot be reached: what it holds must not come back.
+Status Store::forbid_return() {
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    if (folder_.paths()[path].flags == 0 || path_in_use(path)) continue;
+    forget_path(path);
+    if (path == 0) {
+      return Error{Code::kIo, "path " + folder_.path() +
+                                  ": is out, and holds what should be deleted; close the store and delete its "
+                                  "segments folder"};
+    }
+    const std::lock_guard describe(describe_mutex_);  // the setup lock is the process's
+    if (Status status = folder_.lock_setup(); !status) return status;
+    Status status = folder_.paths().mark_stale(path);
+    folder_.unlock_setup();
+    if (!status) return status;
+  }
+  return {};
+}
+
+}  // namespace tardis

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The folders over which a store spreads its segments. The first is the store's own; of the others the store's own
+// folder keeps a list (PathsFile), and each says which store it belongs to (PathMarker).
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "store/format.h"
+
+namespace tardis {
+
+struct StorePath {
+  std::string folder;
+  Uuid uuid{};
+  std::uint32_t flags = 0;  // PathFlags; 0: this number is not in use
+  bool present = false;
+  std::string problem;  // why it is not
+};
+
+class StorePaths {
+ public:
+  explicit StorePaths(std::string home);
+
+  const StorePath& operator[](std::size_t path) const { return paths_[path]; }
+  static constexpr std::size_t size() { return kMaxPaths; }
+  std::size_t known() const;  // how many there are
+  std::string text() const;   // their folders in one line
+  std::vector<std::string> more_present() const;  // further folders that are there
+  std::vector<std::string> missing() const;       // "path ...: why", of those that are not
+
+  // What the store's own folder says, and which of the folders can be found. Changes nothing. An absent file: no
+  // further folders.
+  Status load(const Uuid& store);
+
+  // ---- for the first process, under the setup lock
+  // Makes the store have exactly these further folders; nothing: those that it has. New ones are made; what belonged to
+  // the store once and was forgotten starts empty; what is missing stays away, if the store knows it. `usable` says why
+  // a folder that is there cannot be used. `before_change` is called before a number may come to mean another folder.
+  // `notes`: what the user should know.
+  using Usable = std::function<Status(const std::string& folder)>;
+  Status settle(const std::optional<std::vector<std::string>>& wanted, const Uuid& store, const Usable& usable,
+                const std::function<Status()>& before_change, std::vector<std::string>& notes);
+  // What was away has been recovered: it is like the others again.
+  Status welcome_back();
+
+  // ---- for a process that joins others
+  // Code::kInvalidArgument: the others have other folders.
+  Status match(const std::optional<std::vector<std::string>>& wanted);
+
+  // Something is deleted while this path cannot be reached. Durable before it returns. Under the setup lock.
+  Status mark_stale(std::size_t path) const;
+
+  std::string segments_folder(std::size_t path) const;
+
+ private:
+  Status save() const;
+  void look(std::size_t path);  // whether it is there
+  Result<std::optional<std::size_t>> which(const std::string& folder) const;
+  Result<std::vector<std::size_t>> match_known(const std::vector<std::string>& wanted,
+                                               std::vector<std::string>& unknown);
+  Status add(const std::string& folder);
+
+  std::vector<StorePath> paths_;
+  Uuid store_{};
+};
+
+}  // namespace tardis
