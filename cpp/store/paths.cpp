@@ -18,6 +18,7 @@ namespace {
 constexpr const char* kPathsFile = "tardis.paths";
 constexpr const char* kMarkerFile = "tardis.path";
 constexpr const char* kSegmentsFolder = "segments";
+constexpr const char* kSegmentSuffix = ".seg";
 constexpr std::size_t kMarkerFileBytes = 4096;
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
@@ -41,13 +42,13 @@ Result<std::optional<PathMarker>> read_marker(const std::string& folder) {
   return std::optional(marker);
 }
 
-// Every file in it, durably.
+// Removes every segment file, durably; other files are not the store's.
 Status empty_segments(const std::string& folder) {
   const std::string segments = folder + "/" + kSegmentsFolder;
   auto names = list_folder(segments);
   if (!names) return names.error();
   for (const std::string& name : *names) {
-    if (name == "." || name == "..") continue;
+    if (!name.ends_with(kSegmentSuffix)) continue;
     const std::string file = segments + "/" + name;
     if (::unlink(file.c_str()) != 0 && errno != ENOENT) return errno_error(errno, file);
   }
@@ -219,7 +220,7 @@ Result<std::vector<std::size_t>> StorePaths::match_known(const std::vector<std::
 Status StorePaths::add(const std::string& folder) {
   const auto place = std::find_if(paths_.begin(), paths_.end(), [](const StorePath& path) { return path.flags == 0; });
   if (place == paths_.end()) {
-    return setting_error(folder, "a store has at most " + std::to_string(kMaxPaths) + " folders");
+    return setting_error(folder, "a store has at most " + std::to_string(kMaxPaths - 1) + " folders beside its own");
   }
   const std::string segments = folder + "/" + kSegmentsFolder;
   if (exists(folder + "/tardis.store")) return setting_error(folder, "is a store of its own; name another folder");
@@ -229,8 +230,8 @@ Status StorePaths::add(const std::string& folder) {
   if (!*marker) {
     auto names = list_folder(segments);
     if (!names) return names.error();
-    if (names->size() > 2) {  // "." and ".."
-      return setting_error(folder, "has files in segments/ but no " + std::string(kMarkerFile) +
+    if (std::any_of(names->begin(), names->end(), [](auto& name) { return name.ends_with(kSegmentSuffix); })) {
+      return setting_error(folder, "has segment files but no " + std::string(kMarkerFile) +
                                        "; restore that file, or empty the folder");
     }
   }
