@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings: sources and precedence, strictness, messages, hostile input."""
 
+import errno
 import json
 import os
 import pwd
@@ -195,7 +196,12 @@ def test_whole_numbers_are_exact(number, unit, space):
         ("path", 7, "text"),
         ("path", None, "text"),
         ("path", b"/x", "text"),
-        ("path", ["/a", "/b"], "text"),
+        ("path", [], "text, or a list of 1 to 16 texts"),
+        ("path", [f"/{number}" for number in range(17)], "list of 1 to 16"),
+        ("path", ["/a", 3], "list of 1 to 16"),
+        ("path", ["/a", ""], "list of 1 to 16"),
+        ("path", ["/a", ["/b"]], "list of 1 to 16"),
+        ("path", ["/a", None], "list of 1 to 16"),
         ("weights_revision", "", "text of 1 to 256 characters, or null"),
         ("weights_revision", "x" * 257, "characters"),
         ("weights_revision", 3, "characters"),
@@ -332,7 +338,7 @@ def test_anything_gives_a_config_or_a_config_error(extra):
     except ConfigError:
         return
     assert set(extra) <= set(FIELDS) | set(SGLANG_KEYS)
-    assert os.path.isabs(config.path)
+    assert all(map(os.path.isabs, (config.folder, *config.more_paths)))
     assert config.flush_group_bytes > 0 and 0 <= config.queue_depth <= 4096
 
 
@@ -381,6 +387,89 @@ def test_path_that_is_a_file(tmp_path: Path):
     assert load({"path": str(tmp_path / "new" / "store")}).path == str(tmp_path / "new" / "store")
 
 
+# --- several paths
+
+
+def test_one_folder_is_the_stores_own():
+    for path in ("/a/b", ["/a/b"], ("/a/b",)):
+        config = load({"path": path})
+        assert (config.path, config.folder, config.more_paths) == ("/a/b", "/a/b", ())
+        assert config == load({"path": "/a/b"})
+
+
+def test_a_list_of_folders_from_every_source(tmp_path: Path):
+    pytest.importorskip("yaml", reason="PyYAML, which reads .yaml settings, is not installed")
+    folders = ("/a", "/b/c", "/d")
+    (tmp_path / "a.json").write_text('{"path": ["/a", "/b/c", "/d"]}')
+    (tmp_path / "a.toml").write_text('path = ["/a", "/b/c", "/d"]\n')
+    (tmp_path / "a.yaml").write_text("path:\n- /a\n- /b/c\n- /d\n")
+    sources = [{"path": list(folders)}, {"path": folders}, '{"path": ["/a", "/b/c", "/d"]}']
+    sources += [f"@{file}" for file in sorted(tmp_path.iterdir())]
+    for source in sources:
+        assert load(source).path == folders
+        if isinstance(source, str):
+            assert load(None, TARDIS_CONFIG=source).path == folders
+    assert load({"path": list(folders)}).folder == "/a"
+    assert load({"path": list(folders)}).more_paths == ("/b/c", "/d")
+    assert hash(load({"path": list(folders)})) == hash(load({"path": folders}))
+
+
+def test_an_earlier_source_overrides_the_whole_list():
+    text = '{"path": ["/a", "/b"]}'
+    assert load({"path": "/c"}, TARDIS_CONFIG=text).path == "/c"
+    assert load({"path": ["/c", "/d"]}, TARDIS_CONFIG=text).path == ("/c", "/d")
+    assert load({"queue_depth": 1}, TARDIS_CONFIG=text).path == ("/a", "/b")
+
+
+def test_every_folder_of_a_list_is_expanded():
+    config = load_config({"path": ["~/kv", "$DISK/kv", "/x/../y//kv/"]}, environ(DISK="/nvme1"))
+    assert config.path == (f"{HOME}/kv", "/nvme1/kv", "/y/kv")
+    assert len(load({"path": [f"/{number}" for number in range(16)]}).more_paths) == 15
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [["/a", "/a"], ["/a", "/b", "/b/"], ["/a", "/b", "/x/../a"], ["/somebody/kv", "~/kv"]],
+)
+def test_a_folder_given_twice(folders):
+    with pytest.raises(ConfigError, match=rf"setting 'path' from {FLAG}: the folder '.*given twice; name each"):
+        load({"path": folders})
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("relative", "absolute"),
+        ("$UNSET_VARIABLE/x", "UNSET_VARIABLE is not set"),
+        ("/x\0y", "NUL"),
+        ("/dev/null", "/dev/null is not a folder"),
+        ("/" + "x" * 300, "name too long"),
+        ("/\ud800", "encoded"),
+    ],
+)
+def test_the_folder_at_fault_is_named(path, problem):
+    for folders in ([path, "/b"], ["/a", path], ["/a", "/b", path, "/c"]):
+        with pytest.raises(ConfigError, match=rf"'path' = .*{FLAG}.*(?i:{problem})") as caught:
+            load({"path": folders})
+        assert f"'path' = {repr(path)[:70]}" in str(caught.value)
+
+
+def test_a_drive_that_fails_stops_only_its_own_store(monkeypatch):
+    """The store goes on without a further folder; whether it must is the core's to find out."""
+    stat = os.stat
+
+    def failing(path, *args, **named):
+        if str(path).startswith("/broken"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return stat(path, *args, **named)
+
+    monkeypatch.setattr("sglang_tardis.config.os.stat", failing)
+    assert load({"path": ["/a", "/broken/kv"]}).path == ("/a", "/broken/kv")
+    for path in ("/broken/kv", ["/broken/kv", "/a"]):
+        with pytest.raises(ConfigError, match="Input/output error"):
+            load({"path": path})
+
+
 def test_config_is_frozen_and_closed():
     with pytest.raises(AttributeError):
         load().queue_depth = 3  # type: ignore[misc]
@@ -423,4 +512,6 @@ def test_store_options():
         flush_bytes=15,
         flush_milliseconds=14,
         verify_reads=False,
+        more_paths=(),  # exactly: no further folders
     )
+    assert load({"path": ["/a", "/b", "/c"]}).store_options().more_paths == ("/b", "/c")

@@ -252,6 +252,39 @@ def test_numbers_out_of_range_are_refused_by_name(tmp_path, setting, value):
         tardis.Store(tmp_path / "store", options)
 
 
+@pytest.mark.parametrize(
+    ("more_paths", "problem"),
+    [
+        ("/a", "expected a list"),
+        (pathlib.Path("/a"), "expected a list"),
+        (b"/a", "expected a list"),
+        (["/a\udcff"], "UTF-8"),
+        (["/a\0b"], "NUL"),
+        (["/a", ""], "empty"),
+    ],
+)
+def test_further_folders_that_cannot_be_named(tmp_path, more_paths, problem):
+    options = msgspec.structs.replace(OPTIONS, more_paths=more_paths)
+    with pytest.raises(tardis.StoreSettingError, match=problem):
+        tardis.Store(tmp_path / "store", options)
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_core_gets_further_folders_as_absolute_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert OPTIONS._settings()["more_paths"] is None  # those that the store has
+    for named in (["a/", tmp_path / "b", "/c/../d"], ("a", tmp_path / "b", "/d")):
+        settings = msgspec.structs.replace(OPTIONS, more_paths=named)._settings()
+        assert settings["more_paths"] == [str(tmp_path / "a"), str(tmp_path / "b"), "/d"]
+    assert msgspec.structs.replace(OPTIONS, more_paths=())._settings()["more_paths"] == []
+
+
+def test_a_path_with_a_nul_character_is_not_cut_short(tmp_path):
+    for call in (tardis.Store, tardis.inspect, tardis.verify, tardis.probe):
+        with pytest.raises(tardis.StoreSettingError, match="NUL"):
+            call(f"{tmp_path}\0store")
+
+
 @pytest.mark.parametrize("call", ["set", "get", "lookup", "flush"])
 def test_calls_release_the_gil(store, call):
     """With a switch interval of minutes, another thread runs only where a call gives the interpreter up by itself."""

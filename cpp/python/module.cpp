@@ -87,8 +87,27 @@ void take(const std::string& name, const py::handle& item, Number& option) {
   }
 }
 
-// `shared_memory` keeps the text that the options point to.
-tardis_options make_options(const py::dict& settings, std::string& shared_memory) {
+// What the options point to.
+struct OptionTexts {
+  std::string shared_memory;
+  std::vector<std::string> more_paths;
+  std::vector<const char*> more_path_pointers;
+};
+
+void take_more_paths(const py::handle& item, OptionTexts& texts, tardis_options& options) {
+  if (item.is_none()) return;
+  // A text would do as a sequence of texts, each of one character.
+  if (!py::isinstance<py::list>(item)) {
+    throw py::value_error("store option more_paths: expected a list, found " + py::repr(item).cast<std::string>());
+  }
+  texts.more_paths = item.cast<std::vector<std::string>>();
+  for (const std::string& path : texts.more_paths) texts.more_path_pointers.push_back(path.c_str());
+  texts.more_path_pointers.push_back(nullptr);  // so that an empty list is not NULL, which means something else
+  options.more_paths = texts.more_path_pointers.data();
+  options.more_paths_count = static_cast<std::uint32_t>(texts.more_paths.size());
+}
+
+tardis_options make_options(const py::dict& settings, OptionTexts& texts) {
   static const std::map<std::string, std::uint32_t tardis_options::*> kNumbers = {
       {"engine", &tardis_options::engine},
       {"direct", &tardis_options::direct},
@@ -115,8 +134,10 @@ tardis_options make_options(const py::dict& settings, std::string& shared_memory
     } else if (const auto size = kSizes.find(name); size != kSizes.end()) {
       take(name, item, options.*size->second);
     } else if (name == "shared_memory") {
-      shared_memory = item.cast<std::string>();
-      options.shared_memory = shared_memory.c_str();
+      texts.shared_memory = item.cast<std::string>();
+      options.shared_memory = texts.shared_memory.c_str();
+    } else if (name == "more_paths") {
+      take_more_paths(item, texts, options);
     } else {
       throw py::value_error("unknown store option: " + name);
     }
@@ -127,8 +148,8 @@ tardis_options make_options(const py::dict& settings, std::string& shared_memory
 class Store {
  public:
   Store(const std::string& folder, const py::dict& settings, bool create) {
-    std::string shared_memory;
-    const tardis_options options = make_options(settings, shared_memory);
+    OptionTexts texts;
+    const tardis_options options = make_options(settings, texts);
     tardis_store* raw = nullptr;
     call([&](char** error) { return tardis_open(folder.c_str(), &options, create, &raw, error); });
     store_.reset(raw);
@@ -278,8 +299,8 @@ class Store {
 };
 
 std::string probe(const std::string& folder, const py::dict& settings) {
-  std::string shared_memory;
-  const tardis_options options = make_options(settings, shared_memory);
+  OptionTexts texts;
+  const tardis_options options = make_options(settings, texts);
   Text json;
   call([&](char** error) { return tardis_probe(folder.c_str(), &options, &json.text, error); });
   return json.str();

@@ -7,11 +7,12 @@ docs/configuration.md is generated from `TardisConfig` (`python -m sglang_tardis
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -42,6 +43,7 @@ SGLANG_KEYS: Mapping[str, str] = {
 """Keys of the extra config that belong to SGLang; they pass through, whether or not SGLang has taken them out."""
 
 _MAX_BYTES = 2**63 - 1
+_MAX_FOLDERS = 16
 _MAX_CONFIG_FILE_BYTES = 1 << 20
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
@@ -85,18 +87,21 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Every setting of sglang-tardis. Make one with `load_config`, which checks and expands values."""
 
     path: Annotated[
-        str,
+        Annotated[str, Meta(min_length=1)]
+        | Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1, max_length=_MAX_FOLDERS)],
         Meta(
-            min_length=1,
             description="Folder of the store; made if missing. `~` and environment variables are expanded, after which "
-            "it must be absolute. Put it on local NVMe. All ranks and servers of a host may share it.",
+            "it must be absolute. Put it on local NVMe. All ranks and servers of a host may share it. A list of "
+            "folders, best on different drives, spreads the store over them; the first is the store's own."
         ),
     ] = "~/.cache/sglang-tardis"
+    """What is set; `folder` and `more_paths` are the same taken apart."""
     capacity: Annotated[
         int | str,
         _size(
-            "Hard cap on what the store allocates on disk: one number for the whole host, not per rank. `0` or `auto`: "
-            "the smaller of 100 GiB and half of the free space; for an existing store, what it has.",
+            "Hard cap on what the store allocates on disk: one number for the whole host and all folders, not per "
+            "rank. `0` or `auto`: the smaller of 100 GiB and half of the free space; for an existing store, what it "
+            "has.",
             auto=True,
         ),
     ] = "auto"
@@ -110,7 +115,9 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = "auto"
     free_space_floor: Annotated[
         int | str,
-        _size("Space that always stays free on the file system; the store stops growing before it goes below."),
+        _size(
+            "Space that always stays free on the file system of each folder; the store does not grow below it there."
+        ),
     ] = "2GiB"
     engine: Annotated[
         Literal["auto", "io_uring", "sync"],
@@ -196,6 +203,16 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = None
 
     @property
+    def folder(self) -> str:
+        """The store's own folder: `path`, or the first of its list."""
+        return self.path if isinstance(self.path, str) else self.path[0]
+
+    @property
+    def more_paths(self) -> tuple[str, ...]:
+        """The further folders of `path`, over which the store spreads its data as well."""
+        return () if isinstance(self.path, str) else tuple(self.path[1:])
+
+    @property
     def capacity_bytes(self) -> int:
         """`capacity` in bytes; 0 for automatic."""
         return _size_value(self.capacity)
@@ -216,7 +233,13 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return _size_value(self.flush_bytes)
 
     def store_options(self, object_bytes_hint: int = 0) -> StoreOptions:
-        """Options for `store.Store`; `object_bytes_hint` is the size in bytes of the largest page to be stored."""
+        """Options for `store.Store`, which is to be opened in `folder`.
+
+        They name the further folders exactly: none, if `path` is one folder.
+
+        Args:
+            object_bytes_hint: size in bytes of the largest page to be stored.
+        """
         from .store import StoreOptions
 
         return StoreOptions(
@@ -234,6 +257,7 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             checkpoint_seconds=self.checkpoint_interval_s,
             shared_memory=self.shared_memory,
             verify_reads=self.verify_reads,
+            more_paths=self.more_paths,
         )
 
 
@@ -267,7 +291,11 @@ def allowed_values(name: str) -> str:
         return "text"
     if getattr(kind, "__origin__", None) is Literal:
         return "one of " + ", ".join(json.dumps(choice) for choice in kind.__args__)
-    inner = kind.__args__[0].__metadata__[0]  # text or None
+    one, other = kind.__args__
+    if other is not type(None):  # text or a list of texts
+        bounds = other.__metadata__[0]
+        return f"text, or a list of {bounds.min_length} to {bounds.max_length} texts"
+    inner = one.__metadata__[0]
     return f"text of {inner.min_length} to {inner.max_length} characters, or null"
 
 
@@ -328,7 +356,8 @@ def load_config(
     or its text (JSON, or `@file` with a .json, .toml, .yaml or .yml name). SGLang's own keys in it are passed over.
     `TARDIS_CONFIG` in `environ` (default: the process's) is JSON or `@file` likewise.
 
-    The result's `path` is absolute and expanded. Raises ConfigError for anything unknown, ill-typed or out of bounds.
+    The result's `path` is absolute and expanded, each of its folders if it is a list. Raises ConfigError for anything
+    unknown, ill-typed or out of bounds.
     """
     environ = os.environ if environ is None else environ
     sources: list[tuple[str, dict[str, Any]]] = []
@@ -351,11 +380,12 @@ def load_config(
             if key not in merged:
                 merged[key], origin[key] = value, source
     config = TardisConfig(**merged)
-    folders = {
-        key: _expand_path(key, getattr(config, key), origin.get(key, "the default settings"), environ)
-        for key in ("path", "shared_memory")
-    }
-    return msgspec.structs.replace(config, **folders)
+    origins = {key: origin.get(key, "the default settings") for key in ("path", "shared_memory")}
+    path: str | tuple[str, ...] = _expand_path("path", config.folder, origins["path"], environ)
+    if config.more_paths:
+        path = (path, *_expand_further(config.more_paths, path, origins["path"], environ))
+    shared_memory = _expand_path("shared_memory", config.shared_memory, origins["shared_memory"], environ)
+    return msgspec.structs.replace(config, path=path, shared_memory=shared_memory)
 
 
 def _parse_text(text: str, source: str) -> tuple[Mapping[str, Any], str]:
@@ -463,7 +493,30 @@ def _parse_yaml(text: str) -> Any:
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
-def _expand_path(key: str, path: str, source: str, environ: Mapping[str, str]) -> str:
+# What the system says of a folder on a drive that has failed or gone away.
+_DRIVE_FAILED = frozenset({errno.EIO, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ESTALE, errno.EREMOTEIO})
+
+
+def _expand_further(paths: Sequence[str], first: str, source: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The further folders of `path`; a drive that fails is no error here, as the store goes on without it."""
+    seen = [first]
+    for path in paths:
+        folder = _expand_path("path", path, source, environ, passed_over=_DRIVE_FAILED)
+        if folder in seen:
+            written = "" if path == folder else f", written {_show(path)},"
+            raise ConfigError(
+                f"setting 'path' from {source}: the folder {_show(folder)}{written} is given twice; name each "
+                "folder of the list once"
+            )
+        seen.append(folder)
+    return tuple(seen[1:])
+
+
+def _expand_path(
+    key: str, path: str, source: str, environ: Mapping[str, str], *, passed_over: Container[int] = ()
+) -> str:
+    """`passed_over`: numbers of errors of the folder itself, or one above it, that the caller can live with."""
+
     def fail(problem: str) -> ConfigError:
         return ConfigError(f"setting {key!r} = {_show(path)} from {source}: {problem}")
 
@@ -495,6 +548,8 @@ def _expand_path(key: str, path: str, source: str, environ: Mapping[str, str]) -
         except NotADirectoryError:
             continue  # a parent is a file: found further up
         except OSError as error:
+            if error.errno in passed_over:
+                break
             raise fail(f"{folder}: {error.strerror}") from None
         if not stat.S_ISDIR(mode):
             raise fail(f"{folder} is not a folder")

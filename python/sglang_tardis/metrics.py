@@ -23,6 +23,8 @@ _GAUGES = {
     "tardis_payload_bytes": ("payload_bytes", "Bytes of live pages."),
     "tardis_pages_live": ("slots_live", "Pages that can be read."),
     "tardis_pages_quarantined": ("slots_quarantined", "Slots kept aside because their bytes were corrupt."),
+    "tardis_paths": ("paths", "Folders over which the store is spread."),
+    "tardis_paths_out": ("paths_out", "Folders that are out: failed, or missing when the store was opened."),
     "tardis_processes": ("processes", "Processes that use the store."),
     "tardis_index_bytes": ("index_bytes", "Shared memory that the index takes."),
     "tardis_registered_bytes": ("registered_bytes", "Host memory registered with io_uring."),

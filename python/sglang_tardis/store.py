@@ -7,12 +7,13 @@ docs/on-disk-format.md for what lies on disk and `cpp/include/tardis/tardis.h` f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -118,7 +119,19 @@ def _folder(path: str | os.PathLike[str]) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise StoreSettingError(f"path: expected a name in UTF-8, found {text!r}", "invalid_argument") from None
+    if "\0" in text:  # the core would see what comes before it, another folder
+        raise StoreSettingError(f"path: expected a name without NUL characters, found {text!r}", "invalid_argument")
     return text
+
+
+def _further_folders(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Absolute, since the store remembers them for processes that work in other folders."""
+    if isinstance(paths, (str, bytes, os.PathLike)):  # a text is a sequence of texts, too
+        raise StoreSettingError(f"more_paths: expected a list of folders, found {paths!r}", "invalid_argument")
+    folders = [_folder(path) for path in paths]
+    if "" in folders:
+        raise StoreSettingError("more_paths: expected names of folders, found an empty one", "invalid_argument")
+    return [os.path.abspath(folder) for folder in folders]
 
 
 class _ForkedCore:
@@ -161,7 +174,14 @@ class ObjectLayout(msgspec.Struct, frozen=True):
 
 
 class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a store; sglang_tardis.config documents each. Bytes, unless the name says else; 0 = automatic."""
+    """Settings of a store; sglang_tardis.config documents each. Bytes, unless the name says else; 0 = automatic.
+
+    Attributes:
+        more_paths: further folders, at most 15, over which the store spreads its data; best on other drives. None:
+            those that the store has. A list is exact: a folder that the store has and that is not named is forgotten,
+            with the pages there, so `()` leaves the store its own folder only. Every process that has the store open
+            must name the same (or None).
+    """
 
     capacity_bytes: int = 0
     segment_bytes: int = 0
@@ -177,11 +197,14 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_seconds: int = 300
     shared_memory: str = "/dev/shm"
     verify_reads: bool = True
+    more_paths: Sequence[str | os.PathLike[str]] | None = None
 
-    def _settings(self) -> dict[str, int | str]:
+    def _settings(self) -> dict[str, int | str | list[str] | None]:
         settings = msgspec.structs.asdict(self)
         settings["engine"] = ("auto", "io_uring", "sync").index(self.engine)
         settings["direct"] = ("auto", "on", "off").index(settings.pop("direct_io"))
+        if self.more_paths is not None:
+            settings["more_paths"] = _further_folders(self.more_paths)
         return settings
 
 
@@ -242,10 +265,10 @@ class Namespace:
 
 
 class Store:
-    """The object store in one folder, which other processes may have open too: they share its index and capacity.
+    """The object store in a folder, which other processes may have open too: they share its index and capacity.
 
     Args:
-        path: folder; made when missing.
+        path: the store's own folder; made when missing. `options.more_paths` names further ones.
         options: see StoreOptions.
         create: make the store when the folder holds none.
 
@@ -361,7 +384,14 @@ class Store:
         return self._core.stats()
 
     def path_report(self) -> dict[str, Any]:
-        """The path in use as the start-up self-test found it, and notes of the recovery."""
+        """How I/O is done, as the self-test at the start found it, notes of the recovery, and the folders as of now.
+
+        `paths`: the store's own folder first; each with `path`, `state` ("in use", or "out": what is there is not
+        served and nothing is written there, until a first process opens the store again), `reason` (why it is out, else
+        ""), `segments` (data files) and `free_bytes` (of its file system). Works after close(), then as it was before.
+        """
+        with contextlib.suppress(StoreClosedError), _translated():
+            self._report = json.loads(self._core.path_report())
         return self._report
 
     def close(self) -> None:

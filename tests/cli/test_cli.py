@@ -8,6 +8,9 @@ import os
 import pty
 import subprocess
 import sys
+import tempfile
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +100,20 @@ def test_info_json_and_default_path(store: Path, capsys, monkeypatch):
     assert status == 0 and facts["objects"] == 8 and facts["path"] == str(store)
     described = {one["fingerprint"]: json.loads(one["description"]) for one in facts["namespaces"]}
     assert described[identity().fingerprint().hex()]["model_name"] == "llama"
+
+
+def test_info_of_several_paths(store: Path, capsys, monkeypatch):
+    import sglang_tardis.store
+
+    facts = sglang_tardis.store.inspect(store)
+    facts["paths"] = [{"path": str(store), "state": "present", "segments": 1}]
+    monkeypatch.setattr(sglang_tardis.store, "inspect", lambda _: facts)
+    assert "\npaths " not in run(capsys, "info", store)[1]
+    facts["paths"].append({"path": "/nvme1/\x1b[31m", "state": "missing", "segments": 7})
+    status, out, _ = run(capsys, "info", store)
+    assert status == 0 and f"\npaths        {store} (present, 1 segments)\n" in out
+    assert "\n             /nvme1/?[31m (missing, 7 segments)\n" in out
+    assert json.loads(run(capsys, "info", store, "--json")[1])["paths"] == facts["paths"]
 
 
 def test_info_of_a_store_in_use(store: Path, capsys):
@@ -449,6 +466,125 @@ def test_doctor_takes_paths_like_the_other_commands(store: Path, capsys, monkeyp
     assert f"store at {store} " in found["configuration"]["detail"]
     status, found = findings(capsys, f"{store}\udcff")
     assert status == 1 and "UTF-8" in found["configuration"]["detail"]
+
+
+@pytest.fixture
+def other_device(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another device than tmp_path."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if os.stat(folder).st_dev == os.stat(tmp_path).st_dev:
+            pytest.skip("the temporary folder lies in /dev/shm")
+        yield Path(folder)
+
+
+def configure(monkeypatch, *folders: Path, **settings) -> None:
+    path = [str(folder) for folder in folders]
+    monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": path, "free_space_floor": 0, **settings}))
+
+
+def having(monkeypatch, store: Path, *further: tuple[Path, str], owner: str = "") -> None:
+    """Let a store have further folders, each present or missing."""
+    import sglang_tardis.store
+
+    facts = sglang_tardis.store.inspect(store) | {"owner": owner}
+    folders = ((store, "present"), *further)
+    facts["paths"] = [{"path": str(path), "state": state, "segments": 3} for path, state in folders]
+    monkeypatch.setattr(sglang_tardis.store, "inspect", lambda _: facts)
+
+
+def test_doctor_tests_every_folder(tmp_path: Path, other_device: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    first, second = tmp_path / "first", other_device / "new"
+    first.mkdir()
+    configure(monkeypatch, first, second, direct_io="off")
+    status, found = findings(capsys)
+    assert status == 0, found
+    assert found["configuration"]["detail"] == (f"store at {first}, spread over {second} as well (from TARDIS_CONFIG)")
+    assert found["folder"]["status"] == found["folder 2"]["status"] == "ok"
+    assert f"free in {other_device}" in found["folder 2"]["detail"]
+    assert f"self-test in {first} chose: " in found["storage path"]["detail"]
+    assert f"{other_device}, since {second} does not exist yet" in found["storage path 2"]["detail"]
+    assert "drives" not in found and not second.exists()
+
+
+def test_doctor_warns_of_folders_on_one_device(tmp_path: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    configure(monkeypatch, tmp_path / "a", tmp_path / "b")
+    status, found = findings(capsys)
+    assert status == 0 and found["drives"]["status"] == "note"
+    assert f"{tmp_path / 'a'} and {tmp_path / 'b'} are on the same device" in found["drives"]["detail"]
+
+
+def test_doctor_finds_folders_that_are_not_alike(tmp_path: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    import sglang_tardis.store
+
+    (tmp_path / "b").mkdir()
+    probe = sglang_tardis.store.probe
+    monkeypatch.setattr(
+        sglang_tardis.store,
+        "probe",
+        lambda path, options: {**probe(path, options), "direct_io": path != str(tmp_path / "b")},
+    )
+    configure(monkeypatch, tmp_path, tmp_path / "b")
+    status, found = findings(capsys)
+    assert status == 1 and found["direct I/O"]["status"] == "problem"
+    assert f"{tmp_path} takes O_DIRECT and {tmp_path / 'b'} does not" in found["direct I/O"]["detail"]
+
+
+def test_doctor_with_one_full_drive_of_several(tmp_path: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    from sglang_tardis.cli import doctor_storage
+
+    full, statvfs = [tmp_path / "a"], os.statvfs
+    none_free = types.SimpleNamespace(f_bavail=0, f_frsize=4096)
+    monkeypatch.setattr(doctor_storage.os, "statvfs", lambda path: none_free if path in full else statvfs(path))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    configure(monkeypatch, tmp_path / "a", tmp_path / "b")
+    status, found = findings(capsys)
+    assert status == 0 and found["folder"]["status"] == "note" and found["folder 2"]["status"] == "ok"
+    assert "free_space_floor" in found["folder"]["detail"]
+    full.append(tmp_path / "b")
+    status, found = findings(capsys)
+    assert status == 1 and found["folder"]["status"] == found["folder 2"]["status"] == "problem"
+
+
+def test_doctor_on_a_store_whose_drive_is_not_mounted(store: Path, tmp_path: Path, capsys, monkeypatch, no_sglang):
+    away = tmp_path / "mnt" / "tardis"
+    having(monkeypatch, store, (away, "missing"))
+    configure(monkeypatch, store, away)
+    for argv in ([], [str(store)]):
+        status, found = findings(capsys, *argv)
+        assert status == 0 and found["folder 2"]["status"] == "note"
+        assert f"{away} is missing (not mounted?)" in found["folder 2"]["detail"]
+        assert "storage path 2" not in found and "drives" not in found and "paths" not in found
+    assert not away.parent.exists()
+
+
+def test_doctor_says_what_another_list_of_folders_means(store: Path, tmp_path: Path, capsys, monkeypatch, no_sglang):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    configure(monkeypatch, store, new)
+    having(monkeypatch, store, (old, "present"))
+    _, out, _ = run(capsys, "doctor")
+    lines = [line for line in out.splitlines() if " paths " in line]
+    assert len(lines) == 2 and all(line.startswith("note") for line in lines)
+    assert f"the store has {old}, which `path` does not name: the next start forgets" in lines[0]
+    assert f"takes in {new}" in lines[1]
+    having(monkeypatch, store, (old, "present"), owner="pid 1")
+    status, found = findings(capsys)
+    assert status == 1 and found["paths"]["status"] == "problem"
+    assert f"in use with the further folders {old}, `path` names {new}" in found["paths"]["detail"]
+    _, found = findings(capsys, str(store))  # only the folder is given: as the store knows
+    assert "paths" not in found and found["folder 2"]["detail"].endswith("of it kept free")
+
+
+def test_commands_take_the_first_folder_of_the_configured(store: Path, tmp_path: Path, capsys, monkeypatch):
+    configure(monkeypatch, store, tmp_path / "further")
+    assert json.loads(run(capsys, "info", "--json")[1])["objects"] == 8
+    assert run(capsys, "clear", "--yes")[:2] == (0, f"deleted 8 pages of {store}\n")
+    assert not (tmp_path / "further").exists(), "tools leave the store's list of folders as it is"
 
 
 def test_doctor_with_a_wrong_configuration(capsys, monkeypatch, no_sglang):

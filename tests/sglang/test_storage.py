@@ -592,6 +592,28 @@ def test_adapters_in_one_place_are_told_apart(model, open_storage, tmp_path):
     assert len({first, second, third}) == 3
 
 
+def test_a_folder_that_is_taken_out_is_logged_once(model, open_storage, caplog, monkeypatch):
+    storage = open_storage(*host_pool(model, "page_first_direct"))
+    store, report = storage._store, {"paths": [{"path": "/a", "state": "in use", "reason": ""}]}
+    stats = {**store.stats(), "paths": 3, "paths_out": 0}
+    monkeypatch.setattr(store, "stats", lambda: stats)
+    monkeypatch.setattr(store, "path_report", lambda: report)
+
+    def logged() -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="sglang_tardis"):
+            assert storage.batch_get_v1(["0" * 64], torch.arange(storage._shape.page_tokens)) == [False]
+        return [record.getMessage() for record in caplog.records]
+
+    assert logged() == []
+    for number, path in enumerate(("/b", "/c"), start=1):
+        report["paths"].append({"path": path, "state": "out", "reason": "Input/output error"})
+        stats["paths_out"] = number
+        (line,) = logged()
+        assert f"folder {path} is out (Input/output error)" in line
+        assert logged() == []
+
+
 def test_start_line(model, open_storage, caplog):
     pool, device = host_pool(model, "page_first_direct")
     with caplog.at_level(logging.INFO, logger="sglang_tardis"):

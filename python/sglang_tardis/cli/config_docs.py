@@ -50,6 +50,9 @@ export {ENVIRONMENT_VARIABLE}=@/etc/tardis.toml
 A store keeps the `segment_size` that it was made with; another one given later is an error. Another
 `capacity` given later becomes the store's. `tardis doctor` shows the path that will be used for I/O, and why.
 
+A list in `path` spreads the store over several folders, best one a drive: `"path": ["/nvme0/tardis", "/nvme1/tardis"]`.
+See [several drives](quickstart.md#several-drives).
+
 ## Settings
 
 """

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from .. import __version__
 from ..config import ENVIRONMENT_VARIABLE, ConfigError, TardisConfig, load_config
+from .doctor_storage import Finding, examine_storage
 from .errors import EXIT_OK, EXIT_PROBLEMS
 from .render import human_bytes, printable
 
@@ -31,9 +31,6 @@ from sglang_tardis.sglang.plugin import check_seams
 seams = [[seam.name, bool(seam.ok), str(seam.detail)] for seam in check_seams()]
 print("\\n{_SEAMS_MARK}" + json.dumps(seams), flush=True)
 """
-# Of the format (docs/on-disk-format.md): the least size of a segment, and what the capacity must hold beside segments.
-_MIN_SEGMENT_BYTES = 4 << 20
-_METADATA_BYTES = 1 << 20
 # Of the shared index (docs/on-disk-format.md): its tmpfs, what a page takes there at most, and docker's default size,
 # which is too small for large stores.
 _INDEX_FOLDER = "/dev/shm"
@@ -42,21 +39,12 @@ _LITTLE_SHARED_MEMORY = 64 << 20
 _IO_URING_SETUP = 425  # the same number on every architecture
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
-
-    name: str
-    status: Literal["ok", "note", "problem"]
-    """"problem": a server would not start or would not store; "note": worth knowing."""
-    detail: str
-
-
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
         "doctor",
         help="find out how I/O will be done, and why",
-        description="Test the storage path and what surrounds it. Writes and removes one small file in the folder; "
+        description="Test the storage path and what surrounds it. Writes and removes one small file in each folder; "
         "starts no server. Exit status: 0 usable, 1 a problem was found.",
     )
     parser.add_argument("path", nargs="?", metavar="PATH", help="folder of the store; by default the configured one")
@@ -83,7 +71,7 @@ def examine(path: str | None) -> Iterator[Finding]:
     config, finding = _configuration(path)
     yield finding
     if config is not None:
-        yield from _storage(config)
+        yield from examine_storage(config, further_are_known=path is None)
     yield _io_uring()
     yield _shared_memory()
     yield _gpu()
@@ -98,77 +86,8 @@ def _configuration(path: str | None) -> tuple[TardisConfig | None, Finding]:
     source = (
         "PATH" if path is not None else ENVIRONMENT_VARIABLE if os.environ.get(ENVIRONMENT_VARIABLE) else "defaults"
     )
-    return config, Finding("configuration", "ok", f"store at {config.path} (from {source})")
-
-
-def _storage(config: TardisConfig) -> Iterator[Finding]:
-    folder = Path(config.path)
-    tested = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    where = f"{folder}" if tested == folder else f"{tested}, since {folder} does not exist yet,"
-    try:
-        space = os.statvfs(tested)
-    except OSError as error:
-        yield Finding("folder", "problem", f"{tested}: {error.strerror}")
-        return
-    free = space.f_bavail * space.f_frsize
-    writable = os.access(tested, os.W_OK | os.X_OK)
-    floor = config.free_space_floor_bytes
-    if not writable:
-        yield Finding("folder", "problem", f"{tested} is not writable by this user")
-    elif free <= floor:
-        yield Finding(
-            "folder",
-            "problem",
-            f"{human_bytes(free)} free in {tested}, not more than free_space_floor ({human_bytes(floor)})",
-        )
-    else:
-        yield Finding("folder", "ok", f"{human_bytes(free)} free in {tested}, {human_bytes(floor)} of it kept free")
-    try:
-        from ..store import TardisError, inspect, probe
-    except ImportError as error:
-        yield Finding("core", "problem", f"the C++ core cannot be loaded ({error}); reinstall the package")
-        return
-    if writable:
-        try:
-            report = probe(str(tested), config.store_options())
-            yield Finding("storage path", "ok", f"self-test in {where} chose: {_path_in_words(report)}")
-        except TardisError as error:
-            yield Finding("storage path", "problem", str(error))
-    needed = max(_MIN_SEGMENT_BYTES, config.segment_bytes)
-    if 0 < config.segment_bytes < needed or 0 < config.capacity_bytes < needed + _METADATA_BYTES:
-        yield Finding(
-            "sizes",
-            "problem",
-            f"capacity {config.capacity}, segment_size {config.segment_size}: a segment takes at least 4 MiB, and the "
-            "capacity must hold one and 1 MiB more",
-        )
-    if tested != folder:
-        yield Finding("store", "note", f"none at {folder} yet; a server will make one")
-        return
-    try:
-        facts = inspect(str(folder))
-    except TardisError as error:
-        status = "note" if getattr(error, "code", "") == "not_found" else "problem"
-        yield Finding("store", status, str(error))
-        return
-    if config.segment_bytes not in (0, facts["segment_bytes"]):
-        yield Finding(
-            "sizes",
-            "problem",
-            f"segment_size is {config.segment_size}, the store has {human_bytes(facts['segment_bytes'])}; leave it out",
-        )
-    owner = f"in use by {facts['owner']}" if facts.get("owner") else "in use by nobody"
-    yield Finding(
-        "store",
-        "ok",
-        f"{facts['objects']} pages, {human_bytes(facts['payload_bytes'])} of {human_bytes(facts['capacity_bytes'])}, "
-        f"{owner}",
-    )
-
-
-def _path_in_words(report: dict) -> str:
-    direct = "O_DIRECT" if report["direct_io"] else "through the page cache"
-    return f"{report['engine']}, {direct}, on {report['filesystem']}; why: {report['reason']}"
+    further = "".join(f", spread over {folder} as well" for folder in config.more_paths)
+    return config, Finding("configuration", "ok", f"store at {config.folder}{further} (from {source})")
 
 
 def _io_uring() -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import EXIT_OK
@@ -43,6 +43,17 @@ def namespace_fields(namespace: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
+def _paths(paths: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each folder of a store that has several."""
+    if len(paths) < 2:
+        return []
+    labels = ["paths", *[""] * (len(paths) - 1)]
+    return [
+        f"{label:12} {printable(path['path'])} ({path['state']}, {path['segments']} segments)"
+        for label, path in zip(labels, paths, strict=True)
+    ]
+
+
 def describe(facts: Mapping[str, Any]) -> str:
     """The human form of `store.inspect`'s answer."""
     owner = facts.get("owner")
@@ -57,6 +68,7 @@ def describe(facts: Mapping[str, Any]) -> str:
         f"pages        {facts['objects']} in {facts['slots']} slots, {human_bytes(facts['payload_bytes'])} "
         f"({facts['slots_free']} slots free, {facts['slots_quarantined']} quarantined, {facts['slots_bad']} bad)",
     ]
+    lines += _paths(facts.get("paths", []))
     namespaces = facts["namespaces"]
     if not namespaces:
         return "\n".join([*lines, "namespaces   none"])

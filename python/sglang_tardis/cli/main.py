@@ -21,7 +21,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tardis",
         description="Look at, check, prune and measure a sglang-tardis store, and find out how it will do its I/O.",
-        epilog="PATH is the folder of the store; without it, the one that TARDIS_CONFIG or the defaults name.",
+        epilog="PATH is the folder of the store (the first, if it has several); without it, the one that TARDIS_CONFIG "
+        "or the defaults name.",
     )
     parser.add_argument("--version", action="version", version=f"tardis {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         if getattr(args, "path", "") is None and args.command != "doctor":
-            args.path = load_config().path
+            args.path = load_config().folder
         status = args.run(args)
         sys.stdout.flush()
         return status

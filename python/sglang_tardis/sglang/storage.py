@@ -13,7 +13,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -83,6 +83,7 @@ class TardisStorage(HiCacheStorage):
         self._samples: dict[str, collections.deque] = {}
         self._metrics: StoreMetrics | None = None
         self._failures = collections.Counter()
+        self._paths_out: set[str] = set()  # those that have been logged
         # The last set call's list of earlier keys and its last own hash; see _parent.
         self._last_set: tuple[list[str] | None, bytes | None] = (None, None)
 
@@ -154,7 +155,7 @@ class TardisStorage(HiCacheStorage):
                 loaded_at=weight_updates.loaded_at() if weight_updates.current() is None else None,
             )
             _exercise_hashing(self._shape.page_tokens)
-            self._store = Store(self._config.path, self._config.store_options(object_bytes_hint=layout.object_bytes))
+            self._store = Store(self._config.folder, self._config.store_options(object_bytes_hint=layout.object_bytes))
             live = weight_updates.current()
             if live is not None:  # updated before this backend was attached
                 self.follow_weights(live)
@@ -190,7 +191,7 @@ class TardisStorage(HiCacheStorage):
         logger.info(
             "tardis: store %s, rank %s, engine %s, direct I/O %s (%s), capacity %.1f GiB, %d pages recovered, "
             "namespace %s, layout %s (host %s%s), page of %d bytes in %d pieces%s",
-            self._config.path,
+            " + ".join((self._config.folder, *self._config.more_paths)),
             self._rank,
             report.get("engine"),
             "on" if report.get("direct_io") else "off",
@@ -205,6 +206,21 @@ class TardisStorage(HiCacheStorage):
             self._map.layout.pieces,
             "" if self._config.verify_reads else "; VERIFICATION OF READS IS OFF",
         )
+        self._watch_paths(self._store, stats)
+
+    def _watch_paths(self, store: Any, stats: Mapping[str, int]) -> None:
+        """Log each folder of the store that has been taken out since the last call."""
+        if stats.get("paths_out", 0) <= len(self._paths_out):
+            return
+        for path in store.path_report()["paths"]:
+            if path["state"] == "out" and path["path"] not in self._paths_out:
+                self._paths_out.add(path["path"])
+                logger.warning(
+                    "tardis: folder %s is out (%s): its pages are misses, the store goes on without it; it is tried "
+                    "again when all servers have stopped and the store is next opened",
+                    path["path"],
+                    path["reason"],
+                )
 
     def close(self) -> None:
         """Make everything durable and release the store. Idempotent; later calls answer miss or False."""
@@ -221,7 +237,7 @@ class TardisStorage(HiCacheStorage):
                 self._metrics.update(store.stats())
             store.close()
         except Exception:
-            logger.exception("tardis: closing the store %s failed", self._config.path)
+            logger.exception("tardis: closing the store %s failed", self._config.folder)
 
     def clear(self) -> bool:
         """Delete everything in the store, durably. Returns whether that worked.
@@ -235,9 +251,9 @@ class TardisStorage(HiCacheStorage):
             pages = store.clear()
         except Exception:
             self._failures["clear"] += 1
-            logger.exception("tardis: clearing the store %s failed", self._config.path)
+            logger.exception("tardis: clearing the store %s failed", self._config.folder)
             return False
-        logger.info("tardis: %d pages deleted from the store %s", pages, self._config.path)
+        logger.info("tardis: %d pages deleted from the store %s", pages, self._config.folder)
         return True
 
     # ---- weights that change while the server runs -----------------------------------------------------------------
@@ -399,7 +415,7 @@ class TardisStorage(HiCacheStorage):
             started = time.perf_counter()
             ok = namespace.get(block_hashes(keys), addresses())
             self._sample("prefetch", int(np.count_nonzero(ok)), time.perf_counter() - started)
-            return ok.tolist()
+            return self._answer(ok)
         except Exception:
             self._failed("read", len(keys))
             return [False] * len(keys)
@@ -419,10 +435,17 @@ class TardisStorage(HiCacheStorage):
             hashes = block_hashes(keys)
             ok = namespace.set(hashes, addresses(), self._parent(extra_info, hashes))
             self._sample("backup", int(np.count_nonzero(ok)), time.perf_counter() - started)
-            return ok.tolist()
+            return self._answer(ok)
         except Exception:
             self._failed("write", len(keys))
             return [False] * len(keys)
+
+    def _answer(self, ok: np.ndarray) -> list[bool]:
+        store = self._store
+        if store is not None and not ok.all():  # seldom, and perhaps because a drive fails
+            with contextlib.suppress(Exception):
+                self._watch_paths(store, store.stats())
+        return ok.tolist()
 
     def _parent(self, extra_info: HiCacheStorageExtraInfo | None, hashes: np.ndarray) -> bytes | None:
         """Hash of the page before this batch, if SGLang says which it is.
@@ -529,7 +552,9 @@ class TardisStorage(HiCacheStorage):
 
             store, metrics = self._store, self._metrics
             if store is not None and metrics is not None and metrics.due():
-                metrics.update(store.stats(), self._failures)
+                stats = store.stats()
+                metrics.update(stats, self._failures)
+                self._watch_paths(store, stats)
             with self._samples_lock:
                 drained, self._samples = self._samples, {}
             result = StorageMetrics()
