@@ -240,8 +240,8 @@ Status also_serve(Choice& choice, const std::string& first, const BlockDeviceOpt
     if (other->report.direct != report.direct) {
       const bool direct = report.direct;
       return Error{Code::kInvalidArgument, "path: " + (direct ? first : folder) + " has direct I/O, " +
-                                               (direct ? folder : first) +
-                                               " has not (" + (direct ? *other : choice).report.reason +
+                                               (direct ? folder : first) + " has not (" +
+                                               (direct ? *other : choice).report.reason +
                                                "); leave one of them out, or set direct_io to off"};
     }
     choice.geometry.offset_align = std::max(choice.geometry.offset_align, other->geometry.offset_align);

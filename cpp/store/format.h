@@ -26,8 +26,8 @@ inline constexpr std::uint64_t kMaxSegmentBytes = std::uint64_t{1}
 inline constexpr std::uint64_t kMetadataBytes = 1u
                                                 << 20;  // superblock file, lock, namespace texts: part of the capacity
 inline constexpr std::uint32_t kMaxRegions = 4;
-inline constexpr std::uint32_t kMaxPaths = 16;          // folders of one store
-inline constexpr std::uint32_t kSegmentBits = 20;       // of a segment's number in its folder
+inline constexpr std::uint32_t kMaxPaths = 16;     // folders of one store
+inline constexpr std::uint32_t kSegmentBits = 20;  // of a segment's number in its folder
 inline constexpr std::uint32_t kMaxSegments = 1u << kSegmentBits;
 
 using Hash256 = std::array<std::uint8_t, 32>;

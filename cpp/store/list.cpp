@@ -36,8 +36,8 @@ Result<SegmentSuperblock> read_superblock(int fd, const std::string& path, Segme
 }
 
 ObjectInfo object_info(const SlotHeader& h, SegmentName name, bool quarantined) {
-  return {h.key,         h.fingerprint, h.parent,  h.generation, h.payload_bytes, h.root_digest,
-          h.flush_group, h.part_count,  name.word(), h.slot,     quarantined};
+  return {h.key,         h.fingerprint, h.parent,    h.generation, h.payload_bytes, h.root_digest,
+          h.flush_group, h.part_count,  name.word(), h.slot,       quarantined};
 }
 
 // One look at the headers; they may belong to another class than the superblock if the segment was re-classed between.

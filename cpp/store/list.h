@@ -19,7 +19,7 @@ struct ObjectInfo {
   Hash256 key;
   Fingerprint fingerprint;
   std::uint64_t parent, generation, payload_bytes, root_digest, flush_group;
-  std::uint32_t parts;  // each of payload_bytes / parts
+  std::uint32_t parts;    // each of payload_bytes / parts
   std::uint32_t segment;  // SegmentName::word()
   std::uint32_t slot;
   bool quarantined;

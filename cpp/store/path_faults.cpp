@@ -92,7 +92,8 @@ void Store::tell_paths(const PathTally& tally, PathUse use) {
     if (tally.worked[path] > 0) {
       path_result(path, use, true, {});
     } else if (tally.failed[path] > 0) {
-      path_result(path, use, false, errno_error(tally.error[path], use == PathUse::kRead ? "reading" : "writing").message);
+      path_result(path, use, false,
+                  errno_error(tally.error[path], use == PathUse::kRead ? "reading" : "writing").message);
     }
   }
 }

@@ -56,7 +56,8 @@ Status empty_segments(const std::string& folder) {
 }
 
 bool same_folder(const std::string& a, const std::string& b) {
-  struct stat one {}, other{};
+  struct stat one {
+  }, other{};
   if (a == b) return true;
   return ::stat(a.c_str(), &one) == 0 && ::stat(b.c_str(), &other) == 0 && one.st_dev == other.st_dev &&
          one.st_ino == other.st_ino;
@@ -177,8 +178,7 @@ Result<std::optional<std::size_t>> StorePaths::which(const std::string& folder) 
   }
   for (std::size_t path = 1; path < kMaxPaths; ++path) {
     if (paths_[path].flags == 0) continue;
-    const bool this_one =
-        marker && *marker ? (*marker)->path_uuid == paths_[path].uuid : paths_[path].folder == folder;
+    const bool this_one = marker && *marker ? (*marker)->path_uuid == paths_[path].uuid : paths_[path].folder == folder;
     if (this_one) return std::optional(path);
   }
   if (!marker && marker.error().code != Code::kCorrupt) return marker.error();
@@ -231,8 +231,8 @@ Status StorePaths::add(const std::string& folder) {
     auto names = list_folder(segments);
     if (!names) return names.error();
     if (std::any_of(names->begin(), names->end(), [](auto& name) { return name.ends_with(kSegmentSuffix); })) {
-      return setting_error(folder, "has segment files but no " + std::string(kMarkerFile) +
-                                       "; restore that file, or empty the folder");
+      return setting_error(
+          folder, "has segment files but no " + std::string(kMarkerFile) + "; restore that file, or empty the folder");
     }
   }
   // It was part of this store and then forgotten: pages may have been deleted since.

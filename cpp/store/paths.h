@@ -27,8 +27,8 @@ class StorePaths {
 
   const StorePath& operator[](std::size_t path) const { return paths_[path]; }
   static constexpr std::size_t size() { return kMaxPaths; }
-  std::size_t known() const;  // how many there are
-  std::string text() const;   // their folders in one line
+  std::size_t known() const;                      // how many there are
+  std::string text() const;                       // their folders in one line
   std::vector<std::string> more_present() const;  // further folders that are there
   std::vector<std::string> missing() const;       // "path ...: why", of those that are not
 

@@ -117,8 +117,7 @@ Result<std::unique_ptr<Segment>> Segment::load(BlockDevice& device, LiveSegment&
   if (s.segment != live.number.load() || s.segment_bytes != bytes) {
     return Error{Code::kCorrupt, path + ": says it is segment " + std::to_string(s.segment) + " of " +
                                      std::to_string(s.segment_bytes) + " bytes, expected " +
-                                     std::to_string(live.number.load()) +
-                                     " of " + std::to_string(bytes)};
+                                     std::to_string(live.number.load()) + " of " + std::to_string(bytes)};
   }
   const SegmentGeometry expected = SegmentGeometry::of(bytes, s.slot_bytes, s.digests_per_slot);
   if (s.slots == 0 || s.slot_bytes % kSlotAlign != 0 || expected.slots != s.slots ||

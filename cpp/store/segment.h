@@ -69,7 +69,7 @@ class Segment {
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  std::uint32_t id() const { return id_; }                            // in the running index
+  std::uint32_t id() const { return id_; }                      // in the running index
   std::uint32_t number() const { return live_.number.load(); }  // in its folder
   std::uint32_t on_path() const { return live_.path.load(); }
   FileId file() const { return file_; }

@@ -159,8 +159,8 @@ Result<bool> Store::grow(SlotClass slot_class, std::optional<std::uint32_t> path
     const LiveSegment& s = live(id);
     const Owner holder = s.owner.load();
     if (state_of(id) == SegmentState::kReady && index_.class_of(id) == slot_class &&
-        (!path || s.path.load() == *path) && count_of(s, SlotState::kFree) > 0 &&
-        (holder == 0 || holder == owner_) && s.wanted.load() == 0) {
+        (!path || s.path.load() == *path) && count_of(s, SlotState::kFree) > 0 && (holder == 0 || holder == owner_) &&
+        s.wanted.load() == 0) {
       return true;
     }
   }

@@ -55,7 +55,7 @@ struct StoreOptions {
   std::uint32_t flush_milliseconds = 50;
   std::uint32_t checkpoint_seconds = 300;  // 0: only when the store is closed
   bool verify_reads = true;
-  std::string live_folder = "/dev/shm";  // a tmpfs, the same for every process of the store
+  std::string live_folder = "/dev/shm";                // a tmpfs, the same for every process of the store
   std::optional<std::vector<std::string>> more_paths;  // further folders; nothing: those that the store has
 };
 
@@ -288,8 +288,8 @@ class Store {
   std::deque<std::unique_ptr<Segment>> segments_;  // behind opened_, and those that are of no use any more
   std::atomic<std::uint32_t> last_segment_{0};     // where slots were found last
   std::array<std::atomic<std::uint32_t>, kMaxPaths> last_on_path_{};
-  std::atomic<std::uint64_t> share_turn_{0};  // of batches, over the paths
-  mutable std::mutex problems_mutex_;  // taken last
+  std::atomic<std::uint64_t> share_turn_{0};          // of batches, over the paths
+  mutable std::mutex problems_mutex_;                 // taken last
   std::array<std::string, kMaxPaths> path_problems_;  // why a path is out, as this process knows it
 
   std::mutex describe_mutex_;  // namespaces; taken before the setup lock

@@ -230,7 +230,7 @@ void Store::publish(SetCall& set, std::vector<Ticket>& tickets, const Transfer& 
       continue;
     }
     if (published == Index::Published::kDuplicate) continue;  // another call stored it meanwhile
-    if (!path_in_use(ticket.owner->on_path())) {  // see forget_path()
+    if (!path_in_use(ticket.owner->on_path())) {              // see forget_path()
       if (const auto entry = index_.read(ticket.slot)) index_.unpublish(*entry);
       set.failure = Error{Code::kIo, "path " + folder_.paths()[ticket.owner->on_path()].folder + ": was taken out"};
       fail_from(tickets, k);

@@ -95,7 +95,7 @@ class CrashPoint {
       const auto names = choose_names(folder, style, random, state);
       for (const auto& [name, file] : names) {
         const std::string path = *folder == 0 ? name : std::string(folder) + "/" + name;
-        if (std::strcmp(folder, "segments") == 0) {
+        if (holds_segments(folder)) {
           state.image.segments[path] = choose_segment(file, style, percent, odd, number, kept, random, state.signature);
         } else {
           // What the lock file says is news to nobody after a crash: it makes no state of its own.

@@ -26,12 +26,15 @@ struct Workload {
   std::array<unsigned, 7> weights;  // by Action
   std::size_t users = 1;
   std::uint64_t flush_bytes = 256u << 20;
+  bool two_paths = false;
 };
 
 inline void PrintTo(const Workload& workload, std::ostream* out) { *out << workload.name; }
 
-inline StoreOptions options_of(const Workload& workload) {
+inline StoreOptions options_of(const Workload& workload, const std::string& folder) {
   StoreOptions options = small_store(workload.segments);
+  options.more_paths.emplace();
+  if (workload.two_paths) options.more_paths->push_back(folder + "/more");
   options.flush_bytes = workload.flush_bytes;
   return options;
 }
@@ -90,7 +93,8 @@ class Session {
   };
 
   void open(std::size_t number) {
-    users_[number].pages = OpenPages::open(drive_.folder(), options_of(workload_), recorded(drive_), bytes_);
+    users_[number].pages =
+        OpenPages::open(drive_.folder(), options_of(workload_, drive_.folder()), recorded(drive_), bytes_);
     if (users_[number].pages != nullptr) users_[number].pages->check(log_.now());
   }
   OpenPages& pages() { return *user_->pages; }

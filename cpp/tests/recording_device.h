@@ -89,7 +89,9 @@ struct FolderImage {
   std::map<std::string, std::string> texts;  // superblock, namespaces, checkpoint
 };
 
-inline constexpr std::array<const char*, 3> kStoreFolders = {"", "segments", "namespaces"};
+// "more": the further folder of a store that has one.
+inline constexpr std::array<const char*, 5> kStoreFolders = {"", "segments", "namespaces", "more", "more/segments"};
+inline bool holds_segments(std::string_view folder) { return folder.ends_with("segments"); }
 
 // The same with inode numbers, so that a renamed or replaced file can be told from a changed one.
 struct Drive {
@@ -257,7 +259,10 @@ class RecordedDrive : public CallObserver {
   std::map<std::string, BlockFile> segments() {
     const std::lock_guard lock(mutex_);
     std::map<std::string, BlockFile> result;
-    for (const auto& [name, file] : list("segments")) result["segments/" + name] = now_.segments[file];
+    for (const std::string folder : kStoreFolders) {
+      if (!holds_segments(folder)) continue;
+      for (const auto& [name, file] : list(folder)) result[folder + "/" + name] = now_.segments[file];
+    }
     return result;
   }
 
@@ -267,7 +272,7 @@ class RecordedDrive : public CallObserver {
     ino_t gone = ino_t{1} << 60;  // for files that are no longer there
     first_ = {};
     const auto adopt = [&](const std::string& path) {
-      const auto slash = path.find('/');
+      const auto slash = path.rfind('/');
       const std::string folder = slash == std::string::npos ? "" : path.substr(0, slash);
       const std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
       const auto known = now_.names[folder].find(name);
@@ -345,7 +350,7 @@ class RecordedDrive : public CallObserver {
         known = names;
         events_.push_back({.kind = Event::Kind::kNames, .folder = name, .names = std::move(names)});
       }
-      if (std::strcmp(name, "segments") == 0) continue;
+      if (holds_segments(name)) continue;
       for (const auto& [file, number] : known) {
         std::string text = contents(std::string(name) + "/" + file);
         const auto [known_text, fresh] = now_.texts.try_emplace(number);

@@ -33,6 +33,9 @@ const Workload kWorkloads[] = {
     // Two users of one store at once, each with its own flush groups.
     {"TwoUsers", {{{1, {16384}}, {2, {9000}}}}, 4, 6, 8, false, {24, 6, 10, 1, 3, 6, 0}, 2},
     {"TwoUsersFull", {{{1, {100'000}}, {2, {50'000}}}}, 3, 12, 8, true, {28, 6, 8, 1, 1, 4, 0}, 2},
+    // Segments in two folders, which may be on two drives.
+    {"TwoPaths", {{{1, {100'000}}, {2, {50'000}}}}, 4, 6, 8, false, {24, 6, 10, 2, 3, 8, 0}, 1, 256u << 20, true},
+    {"TwoPathsFull", {{{1, {150'000}}, {2, {75'000}}}}, 3, 14, 8, true, {28, 6, 8, 1, 1, 5, 0}, 2, 256u << 20, true},
 };
 
 std::uint64_t setting(const char* name, std::uint64_t otherwise) {
@@ -123,7 +126,7 @@ class StoreCrashStates : public ::testing::TestWithParam<Workload> {
   // from now on.
   void use(const Store::DeviceFactory& device, const std::string& folder, Oracle& known, RecordedDrive* drive,
            bool keep) {
-    auto pages = OpenPages::open(folder, options_of(GetParam()), device, bytes_);
+    auto pages = OpenPages::open(folder, options_of(GetParam(), folder), device, bytes_);
     if (pages == nullptr) return;
     std::set<PageId> there = pages->check(known);
     pages_read_ += there.size();

@@ -74,14 +74,14 @@ class StorePathsTest : public ::testing::Test {
   std::unique_ptr<Store> open(const StoreOptions& o) const { return open_store(home(), o); }
   std::unique_ptr<Store> open_breakable(const StoreOptions& o) {
     broken->prefix = second() + "/";
-    return open_store(home(), o, true,
-                      [this](const std::string& folder, const BlockDeviceOptions& device,
-                             int fd) -> Result<std::unique_ptr<BlockDevice>> {
-                        auto inner = open_block_device(folder, device, fd);
-                        if (!inner) return inner.error();
-                        return std::unique_ptr<BlockDevice>(
-                            std::make_unique<PathFaultDevice>(std::move(*inner), broken));
-                      });
+    return open_store(
+        home(), o, true,
+        [this](const std::string& folder, const BlockDeviceOptions& device,
+               int fd) -> Result<std::unique_ptr<BlockDevice>> {
+          auto inner = open_block_device(folder, device, fd);
+          if (!inner) return inner.error();
+          return std::unique_ptr<BlockDevice>(std::make_unique<PathFaultDevice>(std::move(*inner), broken));
+        });
   }
   static std::size_t segments_in(const std::string& folder) {
     std::size_t count = 0;
@@ -464,14 +464,14 @@ TEST_F(StorePathsTest, ADeletionThatAPathCannotDoTakesItOutAndHolds) {
 
 TEST_F(StorePathsTest, TheLastPathIsNeverTakenOut) {
   broken->prefix = home() + "/";
-  auto store = open_store(home(), options(std::vector<std::string>()), true,
-                          [this](const std::string& folder, const BlockDeviceOptions& device,
-                                 int fd) -> Result<std::unique_ptr<BlockDevice>> {
-                            auto inner = open_block_device(folder, device, fd);
-                            if (!inner) return inner.error();
-                            return std::unique_ptr<BlockDevice>(
-                                std::make_unique<PathFaultDevice>(std::move(*inner), broken));
-                          });
+  auto store =
+      open_store(home(), options(std::vector<std::string>()), true,
+                 [this](const std::string& folder, const BlockDeviceOptions& device,
+                        int fd) -> Result<std::unique_ptr<BlockDevice>> {
+                   auto inner = open_block_device(folder, device, fd);
+                   if (!inner) return inner.error();
+                   return std::unique_ptr<BlockDevice>(std::make_unique<PathFaultDevice>(std::move(*inner), broken));
+                 });
   Space space(*store, 1, {});
   ASSERT_EQ(space.put(1, 0, 64), 64u);
   broken->read = EIO;
