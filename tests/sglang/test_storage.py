@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from sglang_tardis.bridge.keys import block_hash
 from sglang_tardis.config import ConfigError
+from sglang_tardis.sglang import pool_memory
 from sglang_tardis.sglang.host_pool import UnsupportedPoolError
 from sglang_tardis.sglang.identity import IdentityError, identify_weights
 from sglang_tardis.sglang.seams import attaching_controller
@@ -94,6 +95,32 @@ def test_round_trip(model, open_storage, mem_layout, mla, dtype):
     untouched = sorted(set(range(pool.page_num)) - set(read))
     for page in untouched:
         assert (page_bytes(pool, page) == HOST_POISON).all(), f"page {page} was not asked for"
+
+
+@pytest.mark.parametrize("mem_layout", LAYOUTS[:2])
+def test_round_trip_of_a_registered_pool(model, open_storage, monkeypatch, mem_layout):
+    monkeypatch.setattr(pool_memory, "_page_locked", lambda tensor: True)  # as with a GPU
+    pool, device = host_pool(model, mem_layout)
+    fill(pool, 1)
+    storage = open_storage(pool, device)
+    storage._pool_memory.wait()
+    stats, size = storage._store.stats(), sum(tensor.nbytes for tensor in buffers(pool))
+    if storage._store.path_report()["engine"] == "io_uring":
+        assert stats["registered_bytes"] + stats["not_registered_bytes"] >= size
+    expected = [page_bytes(pool, page).clone() for page in range(4)]
+    assert storage.batch_set_v1(KEYS[:4], slots(range(4), 16)) == [True] * 4
+    for tensor in buffers(pool):
+        tensor.fill_(HOST_POISON)
+    assert storage.batch_get_v1(KEYS[:4], slots(range(8, 12), 16)) == [True] * 4
+    for page, bytes_ in zip(range(8, 12), expected, strict=True):
+        assert torch.equal(page_bytes(pool, page), bytes_)
+    if stats["registered_bytes"]:
+        assert storage._store.stats()["registered_requests"] > 0
+    # A pool that takes its place is registered instead.
+    other, _ = host_pool(model, mem_layout)
+    storage.register_mem_pool_host(other)
+    storage._pool_memory.wait()
+    assert storage._store.stats()["registered_bytes"] == stats["registered_bytes"]
 
 
 @pytest.mark.parametrize("mla", [False, True], ids=["mha", "mla"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["HostPoolShape", "UnsupportedPoolError", "inspect_pool"]
+__all__ = ["HostPoolShape", "UnsupportedPoolError", "anchor_pool", "inspect_pool"]
 
 # Exact classes: a subclass keeps bytes elsewhere (scales, indexes, head groups), which would be lost without a word.
 _MHA_CLASSES = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost")
@@ -86,3 +86,9 @@ def inspect_pool(pool: Any, name: str = "kv") -> HostPoolShape:
         page_tokens=int(getattr(pool, "logical_page_size", pool.page_size)),
         bytes_per_token=int(pool.size_per_token),
     )
+
+
+def anchor_pool(pool: Any) -> Any:
+    """The target model's KV pool of a pool group, or the pool itself."""
+    entry = getattr(pool, "anchor_entry", None)
+    return pool if entry is None else entry.host_pool

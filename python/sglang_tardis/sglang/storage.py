@@ -36,8 +36,10 @@ from sglang_tardis.config import load_config
 from sglang_tardis.log import RateLimitedLog, logger
 from sglang_tardis.metrics import StoreMetrics
 from sglang_tardis.sglang import seams, weight_updates
-from sglang_tardis.sglang.host_pool import HostPoolShape, inspect_pool
+from sglang_tardis.sglang.hashing import exercise_hashing
+from sglang_tardis.sglang.host_pool import HostPoolShape, anchor_pool, inspect_pool
 from sglang_tardis.sglang.identity import build_identity, identify_weights, replaces_all_weights
+from sglang_tardis.sglang.pool_memory import PoolMemory
 from sglang_tardis.sglang.ranks import common_name, rank_of, refuse_unsupported, together
 from sglang_tardis.sglang.server_settings import ServerSettings
 
@@ -76,6 +78,7 @@ class TardisStorage(HiCacheStorage):
         self._suspended: str | None = None
         self._map: PieceMap | None = None
         self._shape: HostPoolShape | None = None
+        self._pool_memory: PoolMemory | None = None
         self._storage_config = storage_config
         self._log = RateLimitedLog()
         self._warned_generic = False
@@ -109,7 +112,7 @@ class TardisStorage(HiCacheStorage):
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Take the host pool whose pages are stored; opens the store if the constructor was not given the pool."""
-        super().register_mem_pool_host(_anchor(mem_pool_host))
+        super().register_mem_pool_host(anchor_pool(mem_pool_host))
         if self._store is None and not self._closed:
             try:
                 with together(self._controller):
@@ -120,6 +123,7 @@ class TardisStorage(HiCacheStorage):
                 raise
         elif self._map is not None and self.mem_pool_host is not self._pool:
             self._take_pool(self.mem_pool_host)
+            self._register_pool()
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Take one more host pool; every kind but the target model's KV is refused by name.
@@ -140,7 +144,7 @@ class TardisStorage(HiCacheStorage):
     def _open(self, pool: Any) -> None:
         from sglang_tardis.store import Store
 
-        pool = _anchor(pool)
+        pool = anchor_pool(pool)
         try:
             self._take_pool(pool)
             layout = self._map.layout
@@ -154,7 +158,7 @@ class TardisStorage(HiCacheStorage):
                 settings=self._settings,
                 loaded_at=weight_updates.loaded_at() if weight_updates.current() is None else None,
             )
-            _exercise_hashing(self._shape.page_tokens)
+            exercise_hashing(self._shape.page_tokens)
             self._store = Store(self._config.folder, self._config.store_options(object_bytes_hint=layout.object_bytes))
             live = weight_updates.current()
             if live is not None:  # updated before this backend was attached
@@ -164,6 +168,7 @@ class TardisStorage(HiCacheStorage):
                 self._metrics = StoreMetrics()
                 self._metrics.set_path(self._store.path_report(), layout.tag)
                 self._metrics.update(self._store.stats())
+            self._register_pool()
             self._say_start()
             weight_updates.register(self)
         except BaseException:
@@ -185,6 +190,12 @@ class TardisStorage(HiCacheStorage):
                 "The host pool was replaced by one of another geometry; attach the backend again."
             )
         self._pool, self._shape, self._map = pool, shape, piece_map
+
+    def _register_pool(self) -> None:
+        before, self._pool_memory = self._pool_memory, None
+        if before is not None:
+            before.release()
+        self._pool_memory = PoolMemory(self._store, self._pool)
 
     def _say_start(self) -> None:
         report, stats = self._store.path_report(), self._store.stats()
@@ -233,6 +244,8 @@ class TardisStorage(HiCacheStorage):
         if store is None:
             return
         try:
+            if self._pool_memory is not None:
+                self._pool_memory.release()
             if self._metrics is not None:
                 self._metrics.update(store.stats())
             store.close()
@@ -581,12 +594,6 @@ class TardisStorage(HiCacheStorage):
             self._log.warning(what, "tardis: a %s of %d pages failed and counts as a miss", what, pages, exc_info=True)
 
 
-def _anchor(pool: Any) -> Any:
-    """The target model's KV pool of a pool group, or the pool itself."""
-    entry = getattr(pool, "anchor_entry", None)
-    return pool if entry is None else entry.host_pool
-
-
 def _device_pool(controller: Any) -> Any:
     return getattr(controller, "mem_pool_device", None)
 
@@ -595,18 +602,3 @@ def _transfer_result(pages: int, hits: dict[str, int]) -> PoolTransferResult:
     if "restorable_prefix_pages" in PoolTransferResult.__dataclass_fields__:
         return PoolTransferResult(pages, hits, list(range(1, pages + 1)))
     return PoolTransferResult(pages, hits)
-
-
-def _exercise_hashing(page_tokens: int) -> None:
-    """Build SGLang's hash extension, which is compiled at first use: a missing compiler must show now."""
-    from sglang.srt.mem_cache.utils import get_hash_str
-
-    try:
-        keys = get_hash_str(list(range(2 * page_tokens)), None, page_size=page_tokens)
-    except Exception as error:
-        raise RuntimeError(
-            f"SGLang's page hash does not work here ({error}). It is compiled at first use: install a C++ compiler, "
-            "ninja and the OpenSSL headers (Debian and Ubuntu: g++ ninja-build libssl-dev)."
-        ) from error
-    if len(keys) != 2 or any(len(key) != 64 for key in keys):
-        raise RuntimeError(f"SGLang's page hash answered {keys!r}; expected two keys of 64 hexadecimal digits.")
