@@ -219,6 +219,51 @@ std::uint64_t Store::durable_group() const {
   return durable;
 }
 
+// A page that set() found stored may have been stored by another process, and not be durable yet.
+void Store::note_others() {
+  const std::uint64_t failures = table_.header().flush_failures.load();
+  const std::uint64_t group = table_.header().next_group.load() - 1;
+  if (others_group_.load() == 0) failures_before_.store(failures);
+  std::uint64_t known = others_group_.load();
+  while (known < group && !others_group_.compare_exchange_weak(known, group)) {
+  }
+}
+
+// What note_others() meant becomes durable; the others are asked not to wait for the age of their groups.
+Status Store::await_others() {
+  const std::uint64_t group = others_group_.exchange(0);
+  if (group == 0) return {};
+  const auto give_up = std::chrono::steady_clock::now() + kClaimPatience;
+  while (durable_group() < group) {
+    bool dead = false;
+    for (std::uint32_t place = 0; place < table_.header().processes_end.load(); ++place) {
+      LiveProcess& process = table_.process(place);
+      const std::uint64_t oldest = process.oldest_group.load();
+      const Owner owner = process.owner.load();
+      if (owner == 0 || oldest == 0 || oldest > group) continue;
+      dead = dead || !owner_alive(owner);
+      process.flush_asked.store(1);
+    }
+    if (dead) {
+      const std::lock_guard describe(describe_mutex_);  // the setup lock is the process's
+      if (Status status = folder_.lock_setup(); !status) return status;
+      reap(0);
+      folder_.unlock_setup();
+    }
+    if (std::chrono::steady_clock::now() >= give_up) {
+      return Error{Code::kBusy, folder_.path() + ": another process holds pages that it does not flush (" +
+                                    folder_.owner() + ")"};
+    }
+    std::this_thread::sleep_for(kClaimPause);
+  }
+  if (table_.header().flush_failures.load() != failures_before_.load()) {
+    return Error{Code::kIo, folder_.path() +
+                                ": a flush failed, perhaps of another process and of pages that were taken for stored; "
+                                "what was lost is no longer found"};
+  }
+  return {};
+}
+
 std::uint64_t Store::begin_group() {
   std::atomic<std::uint64_t>& oldest = table_.process(self_).oldest_group;
   // Before the number is taken: who sees the number taken sees that something is not durable yet.

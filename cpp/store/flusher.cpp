@@ -13,6 +13,8 @@ namespace tardis {
 namespace {
 
 constexpr std::uint64_t kCachedTableBytes = 256u << 20;
+// How often a process with an open group looks whether another one waits for it.
+constexpr std::chrono::milliseconds kAskedPause{10};
 
 }  // namespace
 
@@ -32,8 +34,12 @@ void Store::flusher_main() {
     }
     const bool used = !group_->pages.empty() || group_->writers > 0;
     const std::uint64_t now = monotonic_ns(), end_of_life = group_->opened_ns + age_limit;
+    const bool asked = table_.process(self_).flush_asked.exchange(0) != 0;
+    if (asked) flush_wanted_ = std::max(flush_wanted_, group_->serial);
     const bool due = !group_->pages.empty() && (group_->bytes >= options_.flush_bytes || now >= end_of_life);
-    if (due || (used && (stopping_ || flush_wanted_ >= group_->serial))) {
+    // Nothing came of it, and others must not wait for it.
+    const bool void_group = group_->id != 0 && group_->pages.empty() && group_->writers == 0;
+    if (due || void_group || (used && (stopping_ || flush_wanted_ >= group_->serial))) {
       ended_ = group_;
       group_ = std::make_shared<FlushGroup>();  // later pages go here
       group_->serial = ended_->serial + 1;
@@ -57,7 +63,8 @@ void Store::flusher_main() {
         flusher_wake_.wait_for(lock, std::chrono::nanoseconds(next_checkpoint - now));
       }
     } else {
-      flusher_wake_.wait_for(lock, std::chrono::nanoseconds(end_of_life - now));
+      flusher_wake_.wait_for(lock, std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(end_of_life - now),
+                                                                     kAskedPause));
     }
   }
 }
@@ -96,6 +103,7 @@ void Store::flush_group(const FlushGroup& ended) {
 // flush_failures for pages that are being written just now.
 void Store::flush_failed(Segment& segment, const Error& error) {
   counters_->flush_failures += 1;
+  table_.header().flush_failures.fetch_add(1);
   ++flush_failures_;
   flush_error_ = error;
   ++segment.flush_failures;
@@ -125,8 +133,11 @@ Status Store::flush() {
   flusher_wake_.notify_all();
   const std::uint64_t told = flush_failures_told_;
   flush_done_.wait(lock, [&] { return finished_group_ >= target; });
+  lock.unlock();
+  const Status others = await_others();
+  lock.lock();
   // Also of a group that ended by itself before the call: what it held was set before the call and is gone.
-  if (flush_failures_ == told) return {};
+  if (flush_failures_ == told) return others;
   flush_failures_told_ = flush_failures_;
   return *flush_error_;
 }

@@ -121,7 +121,7 @@ struct alignas(64) LiveProcess {
   std::atomic<Owner> owner;                                         // 0: nobody
   std::atomic<std::uint64_t> oldest_group;                          // not yet durable; 0: none
   std::atomic<std::uint32_t> leases_end, parents_end, writing_end;  // entries at and above were never used
-  std::uint32_t reserved;
+  std::atomic<std::uint32_t> flush_asked;                           // another one waits for its open group
   Pins leases;   // global slot + 1 of objects being read
   Pins parents;  // short keys of objects whose extensions are being written
   Pins writing;  // short keys of objects being written
@@ -168,6 +168,7 @@ struct LiveHeader {
   std::atomic<std::uint32_t> segments_end;  // ids at and above were never used
   std::atomic<std::uint32_t> namespaces_end;
   std::atomic<std::uint32_t> processes_end;
+  std::atomic<std::uint64_t> flush_failures;  // of all processes
   std::array<LivePath, kMaxPaths> paths;
 };
 static_assert(sizeof(LiveHeader) <= 4096);

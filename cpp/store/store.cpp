@@ -281,7 +281,9 @@ Status Store::close() {
     flusher_wake_.notify_all();
   }
   flusher_.join();  // it ends the open group first
+  const Status others = await_others();
   Status result = leave();
+  if (result) result = others;
   if (flush_failures_ > flush_failures_told_) result = *flush_error_;
   segments_.clear();  // these hold files of the device
   device_.reset();

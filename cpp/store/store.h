@@ -196,6 +196,8 @@ class Store {
   void recount(std::uint32_t id);
   std::uint64_t durable_group() const;
   std::uint64_t begin_group();
+  void note_others();
+  Status await_others();
   // paths.cpp's folders in use: path_faults.cpp
   bool path_in_use(std::uint32_t path) const { return table_.header().paths[path].state.load() == PathState::kInUse; }
   std::uint32_t paths_in_use() const;
@@ -312,6 +314,9 @@ class Store {
   std::condition_variable flusher_wake_;
   std::condition_variable flush_done_;
   std::condition_variable writers_done_;
+  // Of pages that set() found stored: every group up to this one, of whichever process, may hold one; and how many
+  // flushes had failed before the first of them was found.
+  std::atomic<std::uint64_t> others_group_{0}, failures_before_{0};
   bool stopping_ = false;
   std::thread flusher_;
 

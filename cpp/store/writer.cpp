@@ -115,6 +115,7 @@ void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::ve
     (by_others.contains(short_key(set.hashes[i])) ? elsewhere : wanted).push_back(i);
   }
   counters_->set_pages_present += present;
+  if (present > 0) note_others();
 }
 
 // Of pages that another process was writing: those that it has not stored, or not in time.
@@ -129,6 +130,7 @@ std::vector<std::size_t> Store::still_missing(SetCall& set, const std::vector<st
     if (!set.stored[i]) missing.push_back(i);
   }
   counters_->set_pages_present += elsewhere.size() - missing.size();
+  if (missing.size() < elsewhere.size()) note_others();
   return missing;
 }
 

@@ -12,9 +12,6 @@
 
 namespace tardis::testing {
 
-// Whether flush() promises also those pages that set() found stored by another process which had not flushed them.
-inline const bool kOthersPagesToo = std::getenv("TARDIS_CRASH_STRICT") != nullptr;
-
 enum class Action : std::size_t { kSet, kGet, kFlush, kClear, kRemove, kReopen, kDamage };
 
 struct Workload {
@@ -117,13 +114,8 @@ class Session {
     if (count == 0) return;
     std::vector<PageId> meant;
     std::vector<std::uint32_t> versions;
-    std::set<PageId> elsewhere;  // stored by another user that has not flushed it
     for (std::size_t i = 0; i < count; ++i) {
       meant.push_back({first.space, first.chain, first.index + i});
-      for (const User& user : users_) {
-        if (&user != user_ && user.unflushed.contains(meant.back()) && pages().has(meant.back()))
-          elsewhere.insert(meant.back());
-      }
       const auto known = log_.now().pages.find(meant.back());
       versions.push_back(known == log_.now().pages.end() ? 0 : known->second.version);
     }
@@ -133,9 +125,7 @@ class Session {
     });
     const std::size_t stored = pages().put(first, versions);
     EXPECT_TRUE(stored == count || workload_.evicts) << "a store that has room took " << stored << " of " << count;
-    for (std::size_t i = 0; i < stored; ++i) {
-      if (kOthersPagesToo || !elsewhere.contains(meant[i])) user_->unflushed.insert(meant[i]);
-    }
+    user_->unflushed.insert(meant.begin(), meant.begin() + static_cast<std::ptrdiff_t>(stored));
     forget_evicted(begin);
   }
 

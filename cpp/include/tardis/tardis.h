@@ -166,8 +166,8 @@ TARDIS_API tardis_code tardis_get(tardis_store* store, uint32_t handle, const ui
 TARDIS_API tardis_code tardis_register_memory(tardis_store* store, void* base, uint64_t bytes, char** error);
 TARDIS_API tardis_code tardis_unregister_memory(tardis_store* store, void* base);
 
-/* Ends the current flush group and waits until everything that this process set before the call is durable. A page that
- * set() found present because another process stored it becomes durable with that process's group. */
+/* Ends the current flush group and waits until everything that this process set before the call is durable, also pages
+ * that set() found present because another process had stored them: that process is asked to flush. */
 TARDIS_API tardis_code tardis_flush(tardis_store* store, char** error);
 
 /* Deletes the objects of one namespace (opened or not), or of all (fingerprint = NULL), durably before it returns.
