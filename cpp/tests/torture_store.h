@@ -37,7 +37,7 @@ class OpenStore {
  public:
   // `seed` / 1024 settles what all processes of a store must agree in.
   OpenStore(const std::string& folder, const std::string& engine, const Mode& mode, std::uint64_t seed)
-      : folder_(folder), mode_(mode) {
+      : folder_(folder), further_(folder + "/further"), mode_(mode) {
     tardis_default_options(&options_);
     options_.engine = engine == "io_uring" ? TARDIS_ENGINE_IO_URING
                       : engine == "sync"   ? TARDIS_ENGINE_SYNC
@@ -46,6 +46,9 @@ class OpenStore {
     options_.segment_bytes = 4u << 20;
     options_.io_workers = 2;
     options_.flush_milliseconds = static_cast<std::uint32_t>(1 + seed / 1024 % 30);
+    more_paths_[0] = further_.c_str();
+    options_.more_paths = more_paths_.data();
+    options_.more_paths_count = seed / 1024 % 2;  // every second store has two folders
     for (std::uint32_t i = 0; i < 2; ++i) fingerprints[i] = {static_cast<std::uint8_t>(i + 1), mode.evict};
     open();
   }
@@ -78,7 +81,8 @@ class OpenStore {
   std::array<std::uint32_t, 2> spaces{};
 
  private:
-  const std::string folder_;
+  const std::string folder_, further_;
+  std::array<const char*, 1> more_paths_{};
   const Mode mode_;
   tardis_options options_{};
 };
