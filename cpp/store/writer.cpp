@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <map>
 #include <set>
 #include <thread>
@@ -26,6 +27,31 @@ template <class Tickets>
 std::size_t first_failed(const Tickets& tickets) {
   const auto it = std::find_if(tickets.begin(), tickets.end(), [](const auto& ticket) { return ticket.failed; });
   return static_cast<std::size_t>(it - tickets.begin());
+}
+
+// The tables of one segment that a call writes, and the lock on them.
+struct TableWrite {
+  Segment& owner;
+  std::unique_lock<std::mutex> io;
+  std::size_t first_ticket;
+  std::size_t first_request, end_request;
+};
+
+// Writes of these blocks of a table; neighbours go in one.
+void add_table_requests(const Segment& owner, SegmentTable& table, const std::set<std::uint64_t>& blocks,
+                        std::deque<iovec>& pieces, std::vector<IoRequest>& requests) {
+  for (auto it = blocks.begin(); it != blocks.end();) {
+    const std::uint64_t first = *it;
+    std::uint64_t end = first + 1;
+    for (++it; it != blocks.end() && *it == end; ++it) ++end;
+    pieces.push_back({table.data() + first * kTableBlockBytes, (end - first) * kTableBlockBytes});
+    IoRequest request;
+    request.op = IoRequest::Op::kWrite;
+    request.file = owner.file();
+    request.offset = owner.geometry().header_table_offset + first * kTableBlockBytes;
+    request.memory = {&pieces.back(), 1};
+    requests.push_back(request);
+  }
 }
 
 }  // namespace
@@ -259,9 +285,13 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
   for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k) {
     by_segment[tickets[k].owner->id()].push_back(k);
   }
+  std::vector<TableWrite> writes;
+  writes.reserve(by_segment.size());
+  std::deque<iovec> pieces;
+  std::vector<IoRequest> requests;
   for (const auto& [id, own] : by_segment) {
     Segment& owner = *tickets[own.front()].owner;
-    const std::lock_guard io(owner.io_mutex());
+    std::unique_lock io(owner.io_mutex());  // of several segments at once, in the order of their ids
     auto table = owner.table();
     if (!table) {
       set.failure = table.error();
@@ -296,9 +326,19 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
       std::copy_n(payload.chunk_digests(k), geometry.chunks(), (*table)->digests(slot));
       (*table)->blocks_of(slot, blocks);
     }
-    if (Status status = owner.write_table(blocks); !status) {
-      set.failure = status.error();
-      fail_from(tickets, own.front());
+    const std::size_t first = requests.size();
+    add_table_requests(owner, **table, blocks, pieces, requests);
+    writes.push_back({owner, std::move(io), own.front(), first, requests.size()});
+  }
+  device_->run(requests, {});
+  for (const TableWrite& write : writes) {
+    (void)write.owner.write_table({});  // its blocks were written above: only tells the other processes
+    for (std::size_t i = write.first_request; i < write.end_request; ++i) {
+      if (requests[i].error == 0) continue;
+      write.owner.drop_table();  // what is on disk is unknown now: read it again before the next change
+      set.failure = errno_error(requests[i].error, write.owner.path() + ": writing slot headers");
+      fail_from(tickets, write.first_ticket);
+      break;
     }
   }
 }
