@@ -102,6 +102,12 @@ class BlockDevice {
   // other flush of this device runs and no read batch runs that another flush has delayed already; so it waits for the
   // read batches of one moment at most.
   virtual Status flush(FileId file) = 0;
+  // The same of several files, with one result for each; to reads it is one flush.
+  virtual std::vector<Status> flush_files(std::span<const FileId> files) {
+    std::vector<Status> results;
+    for (const FileId file : files) results.push_back(flush(file));
+    return results;
+  }
 
   // Tells the device of memory that many requests will use, such as a host page pool, so that the kernel need not look
   // it up for each. Only a hint: what cannot be registered (no such engine, too little locked memory) works as before,

@@ -36,6 +36,7 @@ class FileDevice : public BlockDevice {
   Status preallocate(FileId file, std::uint64_t bytes) override;
   Result<std::uint64_t> file_bytes(FileId file) override;
   Status flush(FileId file) override;
+  std::vector<Status> flush_files(std::span<const FileId> files) override;
   IoGeometry geometry() const override { return setup_.geometry; }
   std::uint64_t join_bytes() const override;
   const PathReport& report() const override { return setup_.report; }

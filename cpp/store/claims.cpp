@@ -251,8 +251,8 @@ Status Store::await_others() {
       folder_.unlock_setup();
     }
     if (std::chrono::steady_clock::now() >= give_up) {
-      return Error{Code::kBusy, folder_.path() + ": another process holds pages that it does not flush (" +
-                                    folder_.owner() + ")"};
+      return Error{Code::kBusy,
+                   folder_.path() + ": another process holds pages that it does not flush (" + folder_.owner() + ")"};
     }
     std::this_thread::sleep_for(kClaimPause);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <set>
 
 #include "base/clock.h"
@@ -63,8 +64,8 @@ void Store::flusher_main() {
         flusher_wake_.wait_for(lock, std::chrono::nanoseconds(next_checkpoint - now));
       }
     } else {
-      flusher_wake_.wait_for(lock, std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(end_of_life - now),
-                                                                     kAskedPause));
+      flusher_wake_.wait_for(
+          lock, std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(end_of_life - now), kAskedPause));
     }
   }
 }
@@ -79,18 +80,23 @@ bool Store::written_since_checkpoint() const {
 }
 
 void Store::flush_group(const FlushGroup& ended) {
-  std::set<Segment*> segments;
-  for (const Published& page : ended.pages) segments.insert(page.owner);
-  std::vector<std::pair<Segment*, Error>> failed;
-  for (Segment* segment : segments) {
-    Status status = segment->flush();
-    path_result(segment->on_path(), PathUse::kFlush, status);
-    if (!status) failed.emplace_back(segment, status.error());
+  std::map<FileId, Segment*> segments;
+  for (const Published& page : ended.pages) segments.emplace(page.owner->file(), page.owner);
+  std::vector<FileId> files;
+  for (const auto& [file, segment] : segments) files.push_back(file);
+  const std::vector<Status> flushed = device_->flush_files(files);
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    path_result(segments[files[i]]->on_path(), PathUse::kFlush, flushed[i]);
   }
   const std::lock_guard lock(mutex_);
   counters_->flush_groups += 1;
-  for (const auto& [segment, error] : failed) flush_failed(*segment, error);
-  if (!failed.empty()) {
+  bool failed = false;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (flushed[i]) continue;
+    flush_failed(*segments[files[i]], flushed[i].error());
+    failed = true;
+  }
+  if (failed) {
     for (const Published& page : ended.pages) unpublish_page(page);
   }
   table_.process(self_).oldest_group.store(group_->id);  // the open group's, or none

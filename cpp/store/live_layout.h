@@ -122,7 +122,7 @@ struct alignas(64) LiveProcess {
   std::atomic<std::uint64_t> oldest_group;                          // not yet durable; 0: none
   std::atomic<std::uint32_t> leases_end, parents_end, writing_end;  // entries at and above were never used
   std::atomic<std::uint32_t> flush_asked;                           // another one waits for its open group
-  Pins leases;   // global slot + 1 of objects being read
+  Pins leases;                                                      // global slot + 1 of objects being read
   Pins parents;  // short keys of objects whose extensions are being written
   Pins writing;  // short keys of objects being written
 };

@@ -217,10 +217,16 @@ Result<SegmentTable*> Segment::table() {
 }
 
 Status Segment::write_table(const std::set<std::uint64_t>& blocks) {
-  const std::uint64_t offset = geometry().header_table_offset;
-  std::vector<iovec> pieces;
+  std::deque<iovec> pieces;
   std::vector<IoRequest> requests;
-  pieces.reserve(blocks.size());
+  add_table_writes(blocks, pieces, requests);
+  device_.run(requests, {});
+  return tables_written(requests);
+}
+
+void Segment::add_table_writes(const std::set<std::uint64_t>& blocks, std::deque<iovec>& pieces,
+                               std::vector<IoRequest>& requests) {
+  const std::uint64_t offset = geometry().header_table_offset;
   for (auto it = blocks.begin(); it != blocks.end();) {
     const std::uint64_t first = *it;
     std::uint64_t end = first + 1;
@@ -233,7 +239,9 @@ Status Segment::write_table(const std::set<std::uint64_t>& blocks) {
     request.memory = {&pieces.back(), 1};
     requests.push_back(request);
   }
-  device_.run(requests, {});
+}
+
+Status Segment::tables_written(std::span<const IoRequest> requests) {
   table_version_ = live_.table_version.fetch_add(1) + 1;
   for (const IoRequest& request : requests) {
     if (request.error != 0) {

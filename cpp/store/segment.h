@@ -3,9 +3,11 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -94,6 +96,11 @@ class Segment {
   void drop_table() { table_.reset(); }
   std::uint64_t table_bytes() const { return table_ ? table_->bytes() : 0; }
   Status write_table(const std::set<std::uint64_t>& blocks);
+  // The same in two steps, so that the tables of several segments go to the device together. `pieces`: memory of the
+  // requests; keeps its elements where they are.
+  void add_table_writes(const std::set<std::uint64_t>& blocks, std::deque<iovec>& pieces,
+                        std::vector<IoRequest>& requests);
+  Status tables_written(std::span<const IoRequest> requests);
   Status flush() { return device_.flush(file_); }
   Status restore_length();  // gives a truncated file its blocks back
 

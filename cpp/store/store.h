@@ -10,7 +10,7 @@
 //   clear_turn_  taken only to enter the gate: a waiting clear() goes before later set() calls
 //   clear_gate_  shared by set(), exclusive in clear()
 //   grow_mutex_  one new or re-classed segment at a time
-//   Segment::io_mutex()  tables and superblock of one segment; held during I/O
+//   Segment::io_mutex()  tables and superblock of one segment, of several in the order of their ids; held during I/O
 //   mutex_       flush groups; never held during I/O
 //   describe_mutex_  namespaces, and the process's use of the setup lock; taken before that lock
 //   Segment::claim_mutex, open_mutex_  taken alone

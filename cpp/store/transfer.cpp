@@ -14,7 +14,9 @@ namespace {
 // Large enough for a drive's best bandwidth, small enough that a batch spreads over every worker. A device that joins
 // requests says what suits it.
 constexpr std::uint64_t kRequestBytes = 1u << 20;
-static_assert(kRequestBytes % kChunkBytes == 0);
+// A batch of writes is waited for as a whole, and smaller ones leave less to wait for at its end.
+constexpr std::uint64_t kWriteRequestBytes = 512u << 10;
+static_assert(kRequestBytes % kChunkBytes == 0 && kWriteRequestBytes % kChunkBytes == 0);
 // Ranges of memory in a request of several objects: the kernel cuts a request at 256 of them.
 constexpr std::size_t kMaxJoinedIovecs = 256;
 
@@ -148,8 +150,9 @@ void Transfer::move(std::vector<Group>& groups, bool digests) {
 }
 
 void Transfer::run(bool digests) {
-  const std::uint64_t join_bytes = device_.join_bytes() / kChunkBytes * kChunkBytes;
-  for (const auto& object : objects_) cut(*object, join_bytes > 0 ? join_bytes : kRequestBytes);
+  const std::uint64_t most = op_ == IoRequest::Op::kWrite ? kWriteRequestBytes : kRequestBytes;
+  const std::uint64_t join_bytes = std::min(device_.join_bytes() / kChunkBytes * kChunkBytes, most);
+  for (const auto& object : objects_) cut(*object, join_bytes > 0 ? join_bytes : most);
   if (op_ == IoRequest::Op::kRead) {
     std::size_t pads = 0;
     for (const auto& object : objects_) {

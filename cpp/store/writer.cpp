@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <map>
 #include <set>
 #include <thread>
@@ -27,6 +28,14 @@ std::size_t first_failed(const Tickets& tickets) {
   const auto it = std::find_if(tickets.begin(), tickets.end(), [](const auto& ticket) { return ticket.failed; });
   return static_cast<std::size_t>(it - tickets.begin());
 }
+
+// The tables of one segment that a call writes, and the lock on them.
+struct TableWrite {
+  Segment& owner;
+  std::unique_lock<std::mutex> io;
+  std::size_t first_ticket;
+  std::size_t first_request, end_request;
+};
 
 }  // namespace
 
@@ -271,9 +280,13 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
   for (std::size_t k = 0; k < tickets.size() && !tickets[k].failed; ++k) {
     by_segment[tickets[k].owner->id()].push_back(k);
   }
+  std::vector<TableWrite> writes;
+  writes.reserve(by_segment.size());
+  std::deque<iovec> pieces;
+  std::vector<IoRequest> requests;
   for (const auto& [id, own] : by_segment) {
     Segment& owner = *tickets[own.front()].owner;
-    const std::lock_guard io(owner.io_mutex());
+    std::unique_lock io(owner.io_mutex());  // of several segments at once, in the order of their ids
     auto table = owner.table();
     if (!table) {
       set.failure = table.error();
@@ -308,10 +321,18 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
       std::copy_n(payload.chunk_digests(k), geometry.chunks(), (*table)->digests(slot));
       (*table)->blocks_of(slot, blocks);
     }
-    if (Status status = owner.write_table(blocks); !status) {
-      path_result(owner.on_path(), PathUse::kWrite, status);
+    const std::size_t first = requests.size();
+    owner.add_table_writes(blocks, pieces, requests);
+    writes.push_back({owner, std::move(io), own.front(), first, requests.size()});
+  }
+  if (!requests.empty()) device_->run(requests, {});
+  for (const TableWrite& write : writes) {
+    const Status status = write.owner.tables_written(
+        std::span(requests).subspan(write.first_request, write.end_request - write.first_request));
+    if (!status) {
+      path_result(write.owner.on_path(), PathUse::kWrite, status);
       set.failure = status.error();
-      fail_from(tickets, own.front());
+      fail_from(tickets, write.first_ticket);
     }
   }
 }

@@ -135,6 +135,61 @@ TEST_P(ReadFirst, OnADriveWithSlowFlushesSomeOfWhichFail) {
   EXPECT_GT(device->counters().read_batches_delayed, 10u);
 }
 
+// Files flushed together are one flush to reads, go side by side, and each has its own result.
+TEST_P(ReadFirst, SeveralFilesAreOneFlush) {
+  TempFolder folder;
+  if (GetParam() && why_no_io_uring(8, -1, -1, nullptr, 0)) GTEST_SKIP() << "no io_uring";
+  auto workers = WorkerPool::create(8);
+  ASSERT_TRUE(workers);
+  constexpr std::size_t kFiles = 9, kBad = 5;
+  std::atomic<int> running{0}, most{0};
+  std::atomic<int> turn{0};
+  DeviceSetup setup;
+  setup.depth = {16, 16, 16};
+  setup.sync_file = [&](int fd) {
+    const int now = ++running;
+    for (int before = most; before < now && !most.compare_exchange_weak(before, now);) {
+    }
+    std::this_thread::sleep_for(20ms);
+    --running;
+    ++turn;
+    struct stat found;
+    return ::fstat(fd, &found) == 0 && found.st_size == kBad ? EIO : 0;
+  };
+  std::unique_ptr<BlockDevice> device;
+#if TARDIS_HAS_IO_URING
+  if (GetParam()) device = make_uring_device(std::move(setup), std::move(*workers));
+#endif
+  if (device == nullptr) device = std::make_unique<SyncDevice>(std::move(setup), std::move(*workers));
+  std::vector<FileId> files;
+  for (std::size_t i = 0; i < kFiles; ++i) {
+    auto file = device->open_file(folder.file(std::to_string(i)), true, true);
+    ASSERT_TRUE(file);
+    ASSERT_TRUE(i == 0 || device->preallocate(*file, i));
+    files.push_back(*file);
+  }
+  files.push_back(77);
+  std::atomic<bool> stop{false};
+  std::thread reader([&] {
+    std::uint8_t byte = 0;
+    const iovec memory{&byte, 1};
+    while (!stop) {
+      IoRequest read{Op::kRead, files[kFiles - 1], 0, {&memory, 1}, -1};
+      device->run({&read, 1}, nullptr);
+    }
+  });
+  const std::vector<Status> results = device->flush_files(files);
+  stop = true;
+  reader.join();
+  ASSERT_EQ(results.size(), kFiles + 1);
+  for (std::size_t i = 0; i <= kFiles; ++i) EXPECT_EQ(static_cast<bool>(results[i]), i != kBad && i != kFiles) << i;
+  EXPECT_EQ(results[kBad].error().code, Code::kIo);
+  EXPECT_EQ(turn, static_cast<int>(kFiles));
+  EXPECT_GT(most, 1);
+  EXPECT_EQ(device->counters().max_flushes_per_read_batch, 1u);
+  EXPECT_EQ(device->counters().flushes_postponed, 0u);
+}
+
 // A write batch that is under way when reads come keeps little in flight, and goes on when they are gone.
 TEST_P(ReadFirst, AWriteBatchYields) {
   TempFolder folder;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Drives that fail: at each stage of a write, at a flush, at a read.
+#include <algorithm>
 #include <condition_variable>
+#include <set>
 #include <thread>
 
 #include "store_support.h"
@@ -80,6 +82,55 @@ TEST_F(StoreFaults, AFailedWriteAtAnyStageDropsASuffixAndNothingElse) {
       }
       expect_healthy(2);
     }
+  }
+}
+
+// Pages in two segments, whose tables go to the drive together: those of one of them fail.
+TEST_F(StoreFaults, TablesOfSeveralSegmentsAreWrittenTogetherAndFailAlone) {
+  const auto is_table = [](const IoRequest& request) {
+    return request.op == Op::kWrite && request.offset >= kTableBlockBytes && request.offset < (1u << 20);
+  };
+  std::size_t files_of_one_run = 0;
+  {
+    TempFolder other{memory_parent()};
+    auto store = open_store(other.path(), small_store(2), true, hooked([&](std::span<IoRequest> requests) {
+                              std::set<FileId> files;
+                              for (const IoRequest& request : requests) {
+                                if (is_table(request)) files.insert(request.file);
+                              }
+                              files_of_one_run = std::max(files_of_one_run, files.size());
+                            }));
+    Space space(*store, 1, {});
+    ASSERT_EQ(space.put(2, 0, 60), 60u);
+  }
+  EXPECT_EQ(files_of_one_run, 2u);
+  for (const std::size_t bad : {0, 1}) {  // the segment of the first pages, or of the last
+    SCOPED_TRACE(bad);
+    std::filesystem::remove_all(folder.path() + "/segments");
+    std::filesystem::remove(folder.file("tardis.store"));
+    {
+      auto store = open();
+      Space space(*store, 1, {});
+      std::set<FileId> seen;
+      set_fault([&](const IoRequest& request) {
+        if (!is_table(request)) return 0;
+        seen.insert(request.file);
+        return seen.size() == bad + 1 ? EIO : 0;
+      });
+      Status why;
+      const std::size_t stored = space.put(1, 0, 60, &why);
+      ASSERT_FALSE(why);
+      EXPECT_EQ(why.error().code, Code::kIo) << why.error().message;
+      set_fault({});
+      EXPECT_EQ(stored > 0, bad == 1);
+      EXPECT_LT(stored, 60u);
+      EXPECT_EQ(space.fetch(1, 0, 60), stored);
+      expect_slots_conserved(*store);
+      EXPECT_EQ(space.put(1, 0, 60), 60u) << "it works again";
+      EXPECT_EQ(space.fetch(1, 0, 60), 60u);
+      EXPECT_TRUE(store->close());
+    }
+    expect_healthy(60);
   }
 }
 
