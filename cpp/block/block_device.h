@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "block/flush_turns.h"
 
 namespace tardis {
 
@@ -108,6 +109,9 @@ class BlockDevice {
     for (const FileId file : files) results.push_back(flush(file));
     return results;
   }
+
+  // Other processes use the same drives. Before anything is read or flushed.
+  virtual void share_turns(std::unique_ptr<FlushTurns> /*turns*/) {}
 
   // Tells the device of memory that many requests will use, such as a host page pool, so that the kernel need not look
   // it up for each. Only a hint: what cannot be registered (no such engine, too little locked memory) works as before,

@@ -37,6 +37,7 @@ class FileDevice : public BlockDevice {
   Result<std::uint64_t> file_bytes(FileId file) override;
   Status flush(FileId file) override;
   std::vector<Status> flush_files(std::span<const FileId> files) override;
+  void share_turns(std::unique_ptr<FlushTurns> turns) override { run_state_.arbiter.share(std::move(turns)); }
   IoGeometry geometry() const override { return setup_.geometry; }
   std::uint64_t join_bytes() const override;
   const PathReport& report() const override { return setup_.report; }

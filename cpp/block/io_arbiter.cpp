@@ -8,7 +8,9 @@ namespace tardis {
 IoArbiter::ReadBatch::ReadBatch(IoArbiter& arbiter) : arbiter_(arbiter) {
   arbiter_.reads_running_.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(arbiter_.mutex_);
-  place_ = arbiter_.reads_.insert(arbiter_.reads_.end(), 0);
+  const std::uint64_t oldest = arbiter_.oldest_mark();
+  place_ = arbiter_.reads_.emplace(arbiter_.reads_.end());
+  if (arbiter_.turns_) place_->mark = arbiter_.turns_->begin_read(oldest);
   ++arbiter_.counters_.read_batches;
   if (arbiter_.flushing_) arbiter_.delay(*place_);
 }
@@ -16,20 +18,33 @@ IoArbiter::ReadBatch::ReadBatch(IoArbiter& arbiter) : arbiter_(arbiter) {
 IoArbiter::ReadBatch::~ReadBatch() {
   arbiter_.reads_running_.fetch_sub(1, std::memory_order_relaxed);
   const std::lock_guard lock(arbiter_.mutex_);
-  const bool delayed = *place_ > 0;
+  const Read read = *place_;
   arbiter_.reads_.erase(place_);
-  if (delayed && --arbiter_.delayed_now_ == 0) arbiter_.turn_.notify_all();
+  if (arbiter_.turns_) {
+    const std::uint64_t flushes = arbiter_.turns_->end_read(read.mark, arbiter_.oldest_mark());
+    for (std::uint64_t i = 1; i <= flushes; ++i) arbiter_.count(i);
+  }
+  if (read.flushes > 0 && --arbiter_.delayed_now_ == 0) arbiter_.turn_.notify_all();
 }
 
-void IoArbiter::delay(unsigned& flushes) {
-  ++flushes;
+std::uint64_t IoArbiter::oldest_mark() const {
+  std::uint64_t oldest = 0;
+  for (const Read& read : reads_) oldest = oldest == 0 ? read.mark : std::min(oldest, read.mark);
+  return oldest;
+}
+
+void IoArbiter::delay(Read& read) {
+  if (++read.flushes == 1) ++delayed_now_;
+  if (!turns_) count(read.flushes);  // else all are counted at its end, those of other processes too
+}
+
+void IoArbiter::count(std::uint64_t flushes) {
   if (flushes == 1) {
     ++counters_.delayed;
-    ++delayed_now_;
   } else if (flushes == 2) {
     ++counters_.delayed_again;
   }
-  counters_.max_flushes = std::max<std::uint64_t>(counters_.max_flushes, flushes);
+  counters_.max_flushes = std::max(counters_.max_flushes, flushes);
 }
 
 IoArbiter::WriteBatch::WriteBatch(IoArbiter& arbiter) : arbiter_(arbiter) {
@@ -60,10 +75,13 @@ IoArbiter::Flush::Flush(IoArbiter& arbiter) : arbiter_(arbiter) {
     arbiter_.turn_.wait(lock, [&] { return arbiter_.flush_may_start(ticket); });
   }
   arbiter_.flushing_ = true;
-  for (unsigned& flushes : arbiter_.reads_) arbiter_.delay(flushes);
+  for (Read& read : arbiter_.reads_) arbiter_.delay(read);
+  lock.unlock();
+  if (arbiter_.turns_) arbiter_.turns_->begin_flush();
 }
 
 IoArbiter::Flush::~Flush() {
+  if (arbiter_.turns_) arbiter_.turns_->end_flush();
   {
     const std::lock_guard lock(arbiter_.mutex_);
     arbiter_.flushing_ = false;

@@ -8,13 +8,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
+
+#include "block/flush_turns.h"
 
 namespace tardis {
 
 // Thread-safe. Never holds a read back. A flush waits for the batches that an earlier flush delayed, and for nothing
 // that begins while it waits: so it waits for the read batches of one moment at most, however many keep coming.
 class IoArbiter {
+  struct Read {
+    unsigned flushes = 0;    // of this process that it ran beside
+    std::uint64_t mark = 0;  // see FlushTurns
+  };
+
  public:
   struct Counters {
     std::uint64_t read_batches, delayed, delayed_again, max_flushes, writes_yielded, flushes_postponed;
@@ -33,7 +41,7 @@ class IoArbiter {
 
    private:
     IoArbiter& arbiter_;
-    std::list<unsigned>::iterator place_;
+    std::list<Read>::iterator place_;
   };
 
   class WriteBatch {
@@ -65,15 +73,21 @@ class IoArbiter {
   };
 
   Counters counters() const;
+  // From now on flushes also wait for read batches of the other processes, and theirs for those of this one. Before
+  // anything is read or flushed.
+  void share(std::unique_ptr<FlushTurns> turns) { turns_ = std::move(turns); }
 
  private:
   bool flush_may_start(std::uint64_t ticket) const;  // mutex held
-  void delay(unsigned& flushes);                     // mutex held
+  void delay(Read& read);                            // mutex held
+  void count(std::uint64_t flushes);                 // mutex held; a batch ran beside one more, these in all
+  std::uint64_t oldest_mark() const;                 // mutex held
 
   mutable std::mutex mutex_;
   std::condition_variable turn_;
-  std::list<unsigned> reads_;    // of each running read batch: the flushes it ran beside
-  std::size_t delayed_now_ = 0;  // how many of them are delayed
+  std::unique_ptr<FlushTurns> turns_;  // null: nobody else uses the drive
+  std::list<Read> reads_;              // that run
+  std::size_t delayed_now_ = 0;        // how many of them are delayed
   bool flushing_ = false;
   std::uint64_t next_ticket_ = 0, serving_ = 0;  // flushes go in the order they came
   Counters counters_{};

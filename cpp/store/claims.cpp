@@ -40,9 +40,23 @@ void Store::join() {
   }
   const Owner before = own.owner.load();
   forget_pins(own);
+  own.oldest_read.store(0);
+  device_->share_turns(std::make_unique<FlushTurns>(FlushTurns::Shared{
+      h.flush_turn, own.oldest_read, self_, [this](std::uint32_t place) { return folder_.process_alive(place); },
+      [this](std::uint64_t mark) { return all_reads_since(mark); }}));
   owner_ = owner_word(h.registrations.fetch_add(1) + 1, self_);
   own.owner.store(owner_);
   reap(before);
+}
+
+bool Store::all_reads_since(std::uint64_t mark) const {
+  const std::uint32_t end = table_.header().processes_end.load();
+  for (std::uint32_t place = 0; place < end; ++place) {
+    const LiveProcess& process = table_.process(place);
+    const std::uint64_t oldest = process.owner.load() == 0 ? 0 : process.oldest_read.load();
+    if (oldest != 0 && oldest < mark && (place == self_ || folder_.process_alive(place))) return false;
+  }
+  return true;
 }
 
 bool Store::owner_alive(Owner owner) const {

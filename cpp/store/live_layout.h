@@ -120,6 +120,7 @@ struct alignas(64) LiveProcess {
   using Pins = std::array<std::atomic<std::uint64_t>, kPinsPerProcess>;
   std::atomic<Owner> owner;                                         // 0: nobody
   std::atomic<std::uint64_t> oldest_group;                          // not yet durable; 0: none
+  std::atomic<std::uint64_t> oldest_read;                           // see FlushTurns
   std::atomic<std::uint32_t> leases_end, parents_end, writing_end;  // entries at and above were never used
   std::atomic<std::uint32_t> flush_asked;                           // another one waits for its open group
   Pins leases;                                                      // global slot + 1 of objects being read
@@ -169,6 +170,7 @@ struct LiveHeader {
   std::atomic<std::uint32_t> namespaces_end;
   std::atomic<std::uint32_t> processes_end;
   std::atomic<std::uint64_t> flush_failures;  // of all processes
+  std::atomic<std::uint64_t> flush_turn;      // see FlushTurns
   std::array<LivePath, kMaxPaths> paths;
 };
 static_assert(sizeof(LiveHeader) <= 4096);

@@ -188,6 +188,7 @@ class Store {
   void join();              // registers this process in the table
   void reap(Owner before);  // takes over what dead processes left
   bool owner_alive(Owner owner) const;
+  bool all_reads_since(std::uint64_t mark) const;
   bool claim(Segment& segment);
   bool claim_alone(Segment& segment);  // also against other calls of this process
   Status claim_waiting(Segment& segment);

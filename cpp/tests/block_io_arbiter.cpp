@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <random>
@@ -17,6 +19,90 @@ using namespace std::chrono_literals;
 
 void pause_microseconds(std::mt19937& random, unsigned most) {
   std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
+}
+
+// Two processes' arbiters over words that they share.
+struct SharedWords {
+  std::atomic<std::uint64_t> turn{0};
+  std::array<std::atomic<std::uint64_t>, 2> oldest{};
+  std::array<std::atomic<bool>, 2> alive{true, true};
+
+  std::unique_ptr<FlushTurns> view(std::uint32_t place) {
+    return std::make_unique<FlushTurns>(FlushTurns::Shared{turn, oldest[place], place,
+                                                           [this](std::uint32_t other) { return alive[other].load(); },
+                                                           [this, place](std::uint64_t mark) {
+                                                             for (std::uint32_t i = 0; i < 2; ++i) {
+                                                               const std::uint64_t one = oldest[i];
+                                                               if (one != 0 && one < mark && (i == place || alive[i]))
+                                                                 return false;
+                                                             }
+                                                             return true;
+                                                           }});
+  }
+};
+
+TEST(IoArbiter, NoReadBatchOfAnyProcessRunsBesideTwoFlushes) {
+  SharedWords words;
+  std::array<IoArbiter, 2> arbiters;
+  for (std::uint32_t i = 0; i < 2; ++i) arbiters[i].share(words.view(i));
+  std::atomic<bool> stop{false};
+  std::atomic<int> begun{0}, over{0}, most{0}, together{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 6; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      while (!stop) {
+        const IoArbiter::ReadBatch batch(arbiters[t % 2]);
+        const int before = over.load();
+        pause_microseconds(random, 3000);
+        const int beside = begun.load() - before;
+        for (int seen = most.load(); beside > seen && !most.compare_exchange_weak(seen, beside);) {
+        }
+      }
+    });
+  }
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(100 + t);
+      while (!stop) {
+        const IoArbiter::Flush flush(arbiters[t % 2]);
+        if (begun.fetch_add(1) + 1 - over.load() > 1) ++together;
+        pause_microseconds(random, 2000);
+        ++over;
+      }
+    });
+  }
+  std::this_thread::sleep_for(1s);
+  stop = true;
+  for (auto& thread : threads) thread.join();
+  EXPECT_LE(most.load(), 1);
+  EXPECT_EQ(together.load(), 0);
+  EXPECT_GE(over.load(), 20);
+  for (const IoArbiter& arbiter : arbiters) {
+    EXPECT_LE(arbiter.counters().max_flushes, 1u);
+    EXPECT_EQ(arbiter.counters().delayed_again, 0u);
+    EXPECT_GT(arbiter.counters().delayed, 0u);
+  }
+}
+
+TEST(IoArbiter, AProcessThatWasKilledHoldsNoFlushUpAndOneThatIsStoppedNotForLong) {
+  SharedWords words;
+  IoArbiter arbiter;
+  arbiter.share(words.view(0));
+  // The other one was in the middle of a flush, and of a read that an earlier flush had delayed.
+  const std::uint64_t flush_of_other = 7u << 16 | 1u << 15 | 2;
+  words.turn = flush_of_other;
+  words.oldest[1] = 7;
+  words.alive[1] = false;
+  auto began = std::chrono::steady_clock::now();
+  { const IoArbiter::Flush flush(arbiter); }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 500ms);
+  words.oldest[1] = 5;
+  words.alive[1] = true;
+  began = std::chrono::steady_clock::now();
+  { const IoArbiter::Flush flush(arbiter); }
+  EXPECT_GE(std::chrono::steady_clock::now() - began, 500ms) << "it waits";
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 5s) << "and goes on";
 }
 
 TEST(IoArbiter, NoReadBatchRunsBesideTwoFlushesAndFlushesAreNotStarved) {

@@ -117,6 +117,39 @@ TEST_F(StoreProcesses, OneCapacityForAll) {
   expect_slots_conserved(*stores[1]);
 }
 
+// On a drive, where a flush takes its time.
+TEST_F(StoreProcesses, NoReadRunsBesideTwoFlushesOfOtherProcesses) {
+  TempFolder drive;
+  StoreOptions options = small_store(8);
+  options.flush_milliseconds = 1;
+  auto reading = open_store(drive.path(), options);
+  std::array<std::unique_ptr<Store>, 2> writing;
+  for (auto& store : writing) store = open_store(drive.path(), options);
+  Space mine(*reading, 1, {});
+  ASSERT_EQ(mine.put(1, 0, 40), 40u);
+  ASSERT_TRUE(reading->flush());
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> writers;
+  for (std::uint8_t i = 0; i < 2; ++i) {
+    writers.emplace_back([&, i] {
+      Space space(*writing[i], static_cast<std::uint8_t>(2 + i), {});
+      for (std::uint64_t chain = 0; !stop; chain = (chain + 1) % 8) {
+        space.put(chain, 0, 8);
+        EXPECT_TRUE(writing[i]->flush());
+        EXPECT_TRUE(writing[i]->clear(space.fingerprint()));
+      }
+    });
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (std::chrono::steady_clock::now() < end) EXPECT_EQ(mine.fetch(1, 0, 40), 40u);
+  stop = true;
+  for (auto& writer : writers) writer.join();
+  const tardis_stats s = stats_of(*reading);
+  EXPECT_GT(s.read_batches_delayed, 0u) << "flushes of the others are seen here";
+  EXPECT_EQ(s.read_batches_delayed_again, 0u);
+  EXPECT_LE(s.max_flushes_per_read_batch, 1u);
+}
+
 TEST_F(StoreProcesses, ADifferentCapacityIsRefusedWithBothValues) {
   auto store = open_store(folder.path(), small_store(4));
   const auto second = Store::open(folder.path(), small_store(5), true);

@@ -249,6 +249,7 @@ class WrappedDevice : public BlockDevice {
     inner_->run(requests, on_complete);
   }
   Status flush(FileId file) override { return inner_->flush(file); }
+  void share_turns(std::unique_ptr<FlushTurns> turns) override { inner_->share_turns(std::move(turns)); }
   IoGeometry geometry() const override { return inner_->geometry(); }
   const PathReport& report() const override { return inner_->report(); }
   BlockDeviceCounters counters() const override { return inner_->counters(); }
