@@ -255,6 +255,16 @@ tardis_code tardis_prune(tardis_store* store, const uint8_t* fingerprint, uint64
   });
 }
 
+tardis_code tardis_repair_headers(tardis_store* store, uint64_t* slots, char** error) {
+  return guarded(error, [&]() -> Status {
+    *slots = 0;
+    auto repaired = store->store->repair_headers();
+    if (!repaired) return repaired.error();
+    *slots = *repaired;
+    return {};
+  });
+}
+
 tardis_code tardis_get_stats(tardis_store* store, tardis_stats* stats) {
   return guarded(nullptr, [&]() -> Status {
     store->store->stats(*stats);

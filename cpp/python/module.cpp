@@ -219,6 +219,12 @@ class Store {
     released([&] { return tardis_unregister_memory(store_.get(), reinterpret_cast<void*>(address)); });
   }
 
+  std::uint64_t repair_headers() {
+    std::uint64_t slots = 0;
+    call([&](char** error) { return tardis_repair_headers(store_.get(), &slots, error); });
+    return slots;
+  }
+
   void flush() {
     call([&](char** error) { return tardis_flush(store_.get(), error); });
   }
@@ -394,6 +400,7 @@ PYBIND11_MODULE(_core, m) {
       .def("register_memory", &Store::register_memory)
       .def("unregister_memory", &Store::unregister_memory)
       .def("flush", &Store::flush)
+      .def("repair_headers", &Store::repair_headers)
       .def("clear", &Store::clear)
       .def("remove", &Store::remove)
       .def("prune", &Store::prune)

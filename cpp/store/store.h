@@ -97,6 +97,8 @@ class Store {
   Result<std::uint64_t> clear(const std::optional<Fingerprint>& only) { return remove({only, {}, 0}); }
   // Evicts until no more than this many payload bytes are stored (of one namespace, or of all).
   Result<std::uint64_t> prune(std::uint64_t target_bytes, const std::optional<Fingerprint>& only);
+  // Frees slots whose headers fail their checks. Returns how many.
+  Result<std::uint64_t> repair_headers();
   // Writes a checkpoint now; segments that nobody writes just now become clean: after a crash they need no scan.
   // Returns how many did.
   Result<std::uint64_t> checkpoint();
@@ -255,6 +257,8 @@ class Store {
   void persist_quarantines(std::vector<Quarantine> pending);
   void persist_quarantine(Segment& owner, std::uint32_t slot, std::uint64_t generation);
   void limit_cached_tables();
+  // repair.cpp
+  Result<std::uint64_t> repair_headers_of(Segment& segment);
   // erase.cpp
   Result<bool> erase_in(Segment& segment, const Selection& selection, std::uint64_t& pages);
 

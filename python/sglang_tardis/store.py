@@ -334,6 +334,15 @@ class Store:
         with _translated():
             self._core.flush()
 
+    def repair_headers(self) -> int:
+        """Free the slots whose headers fail their checks, durably; returns how many. Pages in them become misses.
+
+        Raises:
+            TardisError: a segment could not be read, written or had to itself (code busy: another process writes on).
+        """
+        with _translated():
+            return self._core.repair_headers()
+
     def clear(self, fingerprint: bytes | None = None) -> int:
         """Delete every object, or those of one namespace (opened or not), durably; returns how many were published.
 

@@ -85,17 +85,25 @@ def stored(folder: Path, fingerprint: bytes) -> set[int]:
     return found
 
 
-def flip_bit_of(folder: Path, number: int) -> None:
-    """In the payload of a page that has been written, in the data file."""
-    needle = Pages(number, 1).bytes[:4096].tobytes()
+def _flip_bit_in_file(folder: Path, needle: bytes) -> None:
     for path in (folder / "segments").iterdir():
         if (place := path.read_bytes().find(needle)) >= 0:
             with path.open("r+b") as file:
-                file.seek(place + 100)
-                file.write(bytes([needle[100] ^ 1]))
+                file.seek(place + len(needle) // 2)
+                file.write(bytes([needle[len(needle) // 2] ^ 1]))
                 os.fsync(file.fileno())
             return
-    raise AssertionError("page not found on disk")
+    raise AssertionError("not found on disk")
+
+
+def flip_bit_of(folder: Path, number: int) -> None:
+    """In the payload of a page that has been written, in the data file."""
+    _flip_bit_in_file(folder, Pages(number, 1).bytes[:4096].tobytes())
+
+
+def flip_header_bit_of(folder: Path, number: int) -> None:
+    """In the slot header of a page that has been written: in the key."""
+    _flip_bit_in_file(folder, key(number).tobytes())
 
 
 @contextlib.contextmanager

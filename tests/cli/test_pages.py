@@ -18,6 +18,7 @@ from cli_stores import (
     failure,
     fill,
     flip_bit_of,
+    flip_header_bit_of,
     in_use,
     key,
     open_store,
@@ -240,8 +241,29 @@ def test_verify_repairs_a_store_in_use(store: Path, capsys):
         found = json.loads(out)
         assert status == 1 and not found["clean"] and len(found["problems"]) == 1
         assert found["problems"][0].startswith(f"key {key(4).tobytes().hex()}: ")
-        assert found["report"] == {"objects": 9, "bytes": 9 * PAGE, "bad_payloads": 1, "gone": 0, "unknown": 4}
+        assert found["report"] == {
+            "objects": 9,
+            "bytes": 9 * PAGE,
+            "bad_payloads": 1,
+            "bad_headers": 0,
+            "gone": 0,
+            "unknown": 4,
+        }
         status, out, _ = run(capsys, "verify", store, "--repair")
         assert status == 0 and out.endswith("clean\n") and "9 pages" in out
     assert stored(store, LLAMA) == set(range(10)) - {4}
     assert stored(store, QWEN) == {10, 11, 12, 13}
+
+
+def test_verify_frees_broken_headers_of_a_store_in_use(store: Path, capsys):
+    with in_use(store):
+        flip_header_bit_of(store, 4)
+        status, out, _ = run(capsys, "verify", store, "--repair")
+        assert status == 1 and "1 broken headers" in out and "13 pages" in out
+        status, out, _ = run(capsys, "verify", store, "--repair")
+        assert status == 0 and out.endswith("clean\n")
+    assert stored(store, LLAMA) == set(range(10)) - {4}
+    (store / "index.checkpoint").unlink()
+    assert stored(store, LLAMA) == set(range(10)) - {4}
+    report = answer(capsys, "verify", store)["report"]
+    assert report["quarantined"] == report["bad_headers"] == 0

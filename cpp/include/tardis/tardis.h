@@ -183,6 +183,9 @@ TARDIS_API tardis_code tardis_remove(tardis_store* store, const uint8_t* fingerp
 TARDIS_API tardis_code tardis_prune(tardis_store* store, const uint8_t* fingerprint, uint64_t target_bytes,
                                     uint64_t* pages, char** error);
 
+/* Frees the slots whose headers fail their checks, durably; the pages in them, if any, are misses from then on. */
+TARDIS_API tardis_code tardis_repair_headers(tardis_store* store, uint64_t* slots, char** error);
+
 /* Counters; no I/O and no lock held during I/O. */
 TARDIS_API tardis_code tardis_get_stats(tardis_store* store, tardis_stats* stats);
 /* One line of JSON about the path in use (engine, direct, alignments, filesystem, reason). Free with tardis_free. */

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repair of a store in use: every page is read through the store, which quarantines what fails its digest.
+"""Repair of a store in use: the store frees slots whose headers are broken, then every page is read through it, and
+what fails its digest is quarantined.
 
 The store knows which pages are live and which slot was used again meanwhile, so that nothing is judged by mistake.
 """
@@ -28,8 +29,8 @@ def repair(path: str, progress: Callable[[int, int], bool]) -> tuple[dict[str, i
 
     Returns:
         Counts, and a line for each page that was quarantined or could not be read. `objects`, `bytes`: read and whole.
-        `bad_payloads`: the others. `gone`: evicted or written anew since they were listed. `unknown`: not read, as
-        their namespace has no description to open it by.
+        `bad_payloads`: the others. `bad_headers`: slots freed. `gone`: evicted or written anew since they were
+        listed. `unknown`: not read, as their namespace has no description to open it by.
 
     Raises:
         TardisError: the store cannot be opened, or `progress` stopped the pass (code closed).
@@ -40,10 +41,13 @@ def repair(path: str, progress: Callable[[int, int], bool]) -> tuple[dict[str, i
     shape = attrgetter("fingerprint", "parts", "payload_bytes")
     pages = sorted((page for page in list_objects(path) if not page.quarantined), key=shape)
     total = sum(page.payload_bytes for page in pages)
-    report = dict.fromkeys(("objects", "bytes", "bad_payloads", "gone", "unknown"), 0)
+    report = dict.fromkeys(("objects", "bytes", "bad_payloads", "bad_headers", "gone", "unknown"), 0)
     problems: list[str] = []
     done = 0
     with closing(Store(path, create=False)) as store:
+        report["bad_headers"] = store.repair_headers()
+        if report["bad_headers"]:
+            problems.append(f"{report['bad_headers']} slots had broken headers; they are free now")
         for (fingerprint, parts, payload_bytes), group in itertools.groupby(pages, shape):
             description = described.get(fingerprint.hex())
             reader = description and _Reader(store, fingerprint, description, parts, payload_bytes // parts)

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         print(printable(problem))
     print(_in_words(report, bool(user), args.repair))
-    print(_outcome(clean, bool(user), args.repair))
+    print(_outcome(clean, args.repair))
     return EXIT_OK if clean else EXIT_PROBLEMS
 
 
@@ -77,8 +77,8 @@ def _in_words(report: dict[str, Any], live: bool, repaired: bool) -> str:
     if live and repaired:
         return (
             f"{report['objects']} pages ({human_bytes(report['bytes'])}) were read through the store: "
-            f"{report['bad_payloads']} corrupt; {report['gone']} were gone by then, "
-            f"{report['unknown']} belong to namespaces without a description and were not read"
+            f"{report['bad_payloads']} corrupt, {report['bad_headers']} broken headers; "
+            f"{report['gone']} were gone by then, {report['unknown']} belong to namespaces without a description and were not read"
         )
     torn = "not to be judged now (being written, or left by an eviction)" if live else "cut short by a crash (no fault)"
     return (
@@ -89,15 +89,11 @@ def _in_words(report: dict[str, Any], live: bool, repaired: bool) -> str:
     )
 
 
-def _outcome(clean: bool, live: bool, repaired: bool) -> str:
+def _outcome(clean: bool, repaired: bool) -> str:
     if clean:
         return "clean"
     if not repaired:
         return "problems found; corrupt pages are never served, `tardis verify --repair` takes them out"
-    if live:
-        return (
-            "problems found; corrupt pages are quarantined now, the rest waits for a repair while nobody uses the store"
-        )
     return "problems found; corrupt pages are quarantined now, broken headers are free slots"
 
 
