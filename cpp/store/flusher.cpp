@@ -77,7 +77,7 @@ void Store::flush_group(const FlushGroup& ended) {
   std::vector<std::pair<Segment*, Error>> failed;
   for (Segment* segment : segments) {
     Status status = segment->flush();
-    path_result(segment->on_path(), PathUse::kFlush, status);
+    path_result(*segment, PathUse::kFlush, status);
     if (!status) failed.emplace_back(segment, status.error());
   }
   const std::lock_guard lock(mutex_);
