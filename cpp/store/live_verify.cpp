@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <thread>
@@ -68,9 +69,9 @@ void LiveVerification::fault(std::uint64_t& counter, const HeaderTable& table, s
   problem(table.path + ": slot " + std::to_string(slot) + what);
 }
 
-// 0 or an errno.
-int read_range(const std::string& file, std::uint64_t offset, std::byte* to, std::uint64_t bytes) {
-  UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+// Opens the file if it is not yet. 0 or an errno.
+int read_range(UniqueFd& fd, const std::string& file, std::uint64_t offset, std::byte* to, std::uint64_t bytes) {
+  if (!fd) fd.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return errno;
   const auto forget = [&] {
     ::posix_fadvise(fd.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
@@ -95,12 +96,13 @@ Look LiveVerification::read_page(const HeaderTable& table, Page& page) {
   if (memory_.size() < g.stored_bytes()) memory_ = AlignedBuffer(g.stored_bytes());
   const std::uint64_t offset = SegmentGeometry::of(table.superblock).slot_offset(page.slot);
   page.error = 0;
+  std::vector<UniqueFd> fds(std::max<std::size_t>(1, table.files.size()));
   if (table.files.empty()) {
-    page.error = read_range(table.path, offset, memory_.data(), g.stored_bytes());
+    page.error = read_range(fds[0], table.path, offset, memory_.data(), g.stored_bytes());
   } else {
     std::byte* to = memory_.data();
     table.stripe_map().pieces(offset, g.stored_bytes(), [&](std::uint32_t file, std::uint64_t at, std::uint64_t bytes) {
-      if (page.error == 0) page.error = read_range(table.files[file], at, to, bytes);
+      if (page.error == 0) page.error = read_range(fds[file], table.files[file], at, to, bytes);
       to += bytes;
     });
   }

@@ -31,6 +31,10 @@ std::uint32_t count_of(const LiveSegment& segment, SlotState state) {
   return segment.counts[static_cast<std::size_t>(state)].load();
 }
 
+std::uint64_t unit_in(const Segment& segment, const ObjectGeometry& object) {
+  return segment.stripes() ? stripe_unit(object, segment.stripes().files) : 0;
+}
+
 }  // namespace
 
 // Takes free slots of segments that this process holds or can hold, from where slots were found last: a batch gets
@@ -295,15 +299,22 @@ std::size_t Store::evict(SlotClass slot_class, std::size_t need) {
   return freed;
 }
 
+std::uint32_t Store::room_in(Segment& segment, const ObjectGeometry& object) const {
+  return segment.room_for(object.slot_class(), unit_in(segment, object)).slots;
+}
+
 // A segment of another class to turn into this one: when this class has too little to evict from, or when the other
 // class holds the coldest object of the store. Null if there is none that can be drained now.
-Segment* Store::choose_victim(SlotClass slot_class) {
+Segment* Store::choose_victim(const ObjectGeometry& object) {
+  const SlotClass slot_class = object.slot_class();
   const std::vector<SlotClass> classes = index_.classes();
   if (classes.empty() || (classes.size() == 1 && classes.front() == slot_class)) return nullptr;
   std::vector<std::uint32_t> others;
   std::optional<std::uint32_t> empty;
   for_each_segment([&](std::uint32_t id, SegmentState state) {
     if (state != SegmentState::kReady || index_.class_of(id) == slot_class) return;
+    Segment* own = segment(id);
+    if (own == nullptr || room_in(*own, object) == 0) return;
     others.push_back(id);
     if (!empty && count_of(live(id), SlotState::kFree) == live(id).slots.load()) empty = id;
   });
@@ -388,14 +399,12 @@ Status Store::reclass(Segment& segment, SlotClass slot_class, std::uint64_t unit
 Result<bool> Store::convert_segment(const ObjectGeometry& object) {
   const SlotClass slot_class = object.slot_class();
   const std::lock_guard grow(grow_mutex_);
-  Segment* victim = choose_victim(slot_class);
+  Segment* victim = choose_victim(object);
   if (victim == nullptr || !claim_alone(*victim)) return false;
   LiveSegment& s = victim->live();
-  const std::uint64_t unit = victim->stripes() ? stripe_unit(object, victim->stripes().files) : 0;
-  const std::uint32_t slots = victim->room_for(slot_class, unit).slots;
-  Status status = slots == 0 ? Status() : table_.reserve_records(victim->id(), slots);
-  if (!status || slots == 0 || s.state.load() != SegmentState::kReady || victim->slot_class() == slot_class ||
-      !drain(*victim)) {
+  const std::uint64_t unit = unit_in(*victim, object);
+  Status status = table_.reserve_records(victim->id(), room_in(*victim, object));
+  if (!status || s.state.load() != SegmentState::kReady || victim->slot_class() == slot_class || !drain(*victim)) {
     SegmentState undone = SegmentState::kDraining;
     s.state.compare_exchange_strong(undone, SegmentState::kReady);
     release(*victim);

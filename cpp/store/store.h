@@ -248,7 +248,8 @@ class Store {
   std::uint64_t room_to_grow(std::uint32_t path) const;  // bytes of new segments
   std::size_t evict(SlotClass slot_class, std::size_t need);
   Result<bool> convert_segment(const ObjectGeometry& object);
-  Segment* choose_victim(SlotClass slot_class);
+  std::uint32_t room_in(Segment& segment, const ObjectGeometry& object) const;  // slots, if it were of this class
+  Segment* choose_victim(const ObjectGeometry& object);
   bool drain(Segment& segment);
   Status reclass(Segment& segment, SlotClass slot_class, std::uint64_t unit);
   std::uint32_t max_segments() const;

@@ -281,6 +281,35 @@ TEST_F(StoreStripesTest, SegmentsChangeTheirClassAndTheirUnit) {
   }
 }
 
+// Its first blocks take room in every file: where an object leaves none, the segment is not striped.
+TEST_F(StoreStripesTest, AnObjectThatFillsASegmentGetsAnOrdinaryOne) {
+  const Layout whole{2, {1536 * 1024}};
+  auto store = open(options(2, 4));
+  Space space(*store, 1, whole), small(*store, 2, kLayers);
+  ASSERT_EQ(space.put(1, 0, 1), 1u);
+  EXPECT_TRUE(all(".part").empty());
+  ASSERT_EQ(small.put(1, 0, 60), 60u);
+  EXPECT_EQ(all(".part").size(), 3u);
+  // The capacity is used up: of the segments, the one that it fits in changes hands.
+  for (std::uint64_t chain = 2; chain < 6; ++chain) {
+    ASSERT_EQ(space.put(chain, 0, 1), 1u);
+    EXPECT_EQ(space.fetch(chain, 0, 1), 1u);
+    ASSERT_EQ(small.put(chain, 0, 20), 20u);
+  }
+  expect_slots_conserved(*store);
+}
+
+TEST_F(StoreStripesTest, AnObjectThatFitsNoStripedSegmentIsRefusedOnceAllAreStriped) {
+  auto store = open(options(2, 3));
+  Space space(*store, 1, {2, {1536 * 1024}}), small(*store, 2, kLayers);
+  ASSERT_EQ(small.put(1, 0, 60), 60u);
+  ASSERT_EQ(all(".part").size(), 3u);
+  Status why;
+  EXPECT_EQ(space.put(1, 0, 1, &why), 0u);
+  EXPECT_EQ(why.error().code, Code::kNoSpace);
+  EXPECT_EQ(found(small, 1, 60), 60u);
+}
+
 TEST_F(StoreStripesTest, ASmallerCapacityRemovesSegmentsWithTheirStripes) {
   fill(options(3, 16));
   still(options(3, 2));
