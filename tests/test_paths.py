@@ -347,7 +347,9 @@ def test_layers_are_striped_over_the_folders(a: Path, b: Path):
     with tardis.Store(a, layers) as store:
         Pages().put(space_of(store))
         assert Pages().hits(space_of(store)) == ALL
-    parts = sorted(folder / "segments" / part.name for folder in (a, b) for part in (folder / "segments").glob("*.part"))
+    parts = sorted(
+        folder / "segments" / part.name for folder in (a, b) for part in (folder / "segments").glob("*.part")
+    )
     assert parts and len(parts) == len(segments(a) + segments(b))
     assert sum(file.stat().st_size for file in [*parts, *segments(a), *segments(b)]) <= OPTIONS.capacity_bytes
     # The parts of a page lie on the two drives in turn, each as one run of bytes.
