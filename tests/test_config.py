@@ -189,6 +189,7 @@ def test_whole_numbers_are_exact(number, unit, space):
         ("engine", None, "one of"),
         ("engine", ["sync"], "one of"),
         ("direct_io", True, '"auto", "on", "off"'),
+        ("placement", "drives", '"objects", "layers"'),
         ("verify_reads", 0, "true or false"),
         ("verify_reads", "false", "true or false"),
         ("verify_reads", None, "true or false"),
@@ -497,6 +498,7 @@ def test_store_options():
             "flush_interval_ms": 14,
             "flush_bytes": 15,
             "verify_reads": False,
+            "placement": "layers",
         }
     ).store_options(4096)
     assert options == store.StoreOptions(
@@ -513,5 +515,6 @@ def test_store_options():
         flush_milliseconds=14,
         verify_reads=False,
         more_paths=(),  # exactly: no further folders
+        placement="layers",
     )
     assert load({"path": ["/a", "/b", "/c"]}).store_options().more_paths == ("/b", "/c")

@@ -340,3 +340,31 @@ def test_the_report_is_of_the_moment_and_outlives_the_store(a: Path, b: Path):
     assert sum(one["segments"] for one in store.path_report()["paths"]) > 0
     store.close()
     assert store.path_report()["engine"] == "sync"
+
+
+def test_layers_are_striped_over_the_folders(a: Path, b: Path):
+    layers = msgspec.structs.replace(OPTIONS, more_paths=[b], placement="layers")
+    with tardis.Store(a, layers) as store:
+        Pages().put(space_of(store))
+        assert Pages().hits(space_of(store)) == ALL
+    parts = sorted(
+        folder / "segments" / part.name for folder in (a, b) for part in (folder / "segments").glob("*.part")
+    )
+    assert parts and len(parts) == len(segments(a) + segments(b))
+    assert sum(file.stat().st_size for file in [*parts, *segments(a), *segments(b)]) <= OPTIONS.capacity_bytes
+    # The parts of a page lie on the two drives in turn, each as one run of bytes.
+    halves = [(folder, b"".join(file.read_bytes() for file in (folder / "segments").iterdir())) for folder in (a, b)]
+    for number in range(0, PAGES, 37):
+        size = sum(LAYOUT.region_bytes)
+        page = Pages().bytes[number].tobytes()
+        where = [[folder for folder, half in halves if page[at : at + size] in half] for at in (0, size)]
+        assert sorted(where) == [[a], [b]]
+    assert hits(a) == ALL  # whatever the setting says now
+    report, problems = tardis.verify(a)
+    assert report["objects"] == PAGES and problems == []
+    b.rename(b.with_name("away"))
+    assert hits(a) == set()
+    b.with_name("away").rename(b)
+    assert hits(a) == ALL
+    crash(a, b)
+    assert hits(a) == ALL

@@ -60,7 +60,9 @@ Result<StoreOptions> store_options(const tardis_options& o) {
   if (o.engine > TARDIS_ENGINE_SYNC || o.direct > TARDIS_DIRECT_OFF) {
     return Error{Code::kInvalidArgument, "engine / direct_io: unknown value"};
   }
+  if (o.placement > TARDIS_PLACEMENT_LAYERS) return Error{Code::kInvalidArgument, "placement: unknown value"};
   StoreOptions options;
+  options.placement = static_cast<Placement>(o.placement);
   options.device.engine = static_cast<BlockDeviceOptions::Engine>(o.engine);
   options.device.direct = static_cast<BlockDeviceOptions::Direct>(o.direct);
   options.device.queue_depth = o.queue_depth;
@@ -137,6 +139,7 @@ void tardis_default_options(tardis_options* o) {
   o->abi_version = TARDIS_ABI_VERSION;
   o->engine = TARDIS_ENGINE_AUTO;
   o->direct = TARDIS_DIRECT_AUTO;
+  o->placement = TARDIS_PLACEMENT_OBJECTS;
   o->queue_depth = defaults.device.queue_depth;
   o->io_workers = defaults.device.workers;
   o->bounce_buffers = defaults.device.bounce_buffers;

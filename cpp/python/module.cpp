@@ -111,6 +111,7 @@ tardis_options make_options(const py::dict& settings, OptionTexts& texts) {
   static const std::map<std::string, std::uint32_t tardis_options::*> kNumbers = {
       {"engine", &tardis_options::engine},
       {"direct", &tardis_options::direct},
+      {"placement", &tardis_options::placement},
       {"queue_depth", &tardis_options::queue_depth},
       {"io_workers", &tardis_options::io_workers},
       {"bounce_buffers", &tardis_options::bounce_buffers},

@@ -118,11 +118,11 @@ void Store::settle_abandoned(std::uint32_t id) {
     case SegmentState::kReclassing: {
       // It was empty, and part of it may be written: what was begun is done again, whatever class the numbers make.
       const SlotClass slot_class = index_.class_of(id);
-      const SegmentGeometry geometry =
-          SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
+      const std::uint64_t unit = StripeMap::of(s.stripe_map.load(), 1).unit;
       Segment* own = segment(id);
-      const bool possible = own != nullptr && geometry.slots > 0 && table_.reserve_records(id, geometry.slots);
-      if (!possible || !reclass(*own, slot_class)) s.state.store(SegmentState::kUnreadable);
+      const std::uint32_t slots = own == nullptr ? 0 : own->room_for(slot_class, unit).slots;
+      const bool possible = slots > 0 && table_.reserve_records(id, slots);
+      if (!possible || !reclass(*own, slot_class, unit)) s.state.store(SegmentState::kUnreadable);
       return;
     }
     case SegmentState::kDraining:

@@ -37,13 +37,13 @@ Result<bool> Store::erase_in(Segment& segment, const Selection& selection, std::
   if (blocks.empty()) {
     // A header that was overwritten, or erased by a process that died, may still be on the medium.
     if (!segment.dirty()) return false;
-    if (Status status = segment.flush(); !status) return status.error();
+    if (Status status = segment.flush_tables(); !status) return status.error();
     return false;
   }
   if (Status status = segment.make_dirty(); !status) return status.error();
   for (const std::uint32_t slot : erased) (*table)->header(slot) = {};
   const Status written = segment.write_table(blocks);
-  const Status flushed = segment.flush();
+  const Status flushed = segment.flush_tables();
   const std::lock_guard lock(mutex_);
   if (!flushed) flush_failed(segment, flushed.error());
   if (!written || !flushed) {
@@ -73,9 +73,11 @@ Result<std::uint64_t> Store::remove(const Selection& selection) {
     // nothing can be said before that has ended, or was taken over.
     if (state == SegmentState::kCreating) return;
     Status status;
+    std::uint32_t path =
+        live(id).path.load();  // with the headers; unless it is another that keeps it from being opened
     if (state != SegmentState::kUnreadable) {
       std::optional<Error> why;
-      Segment* own = segment(id, &why);
+      Segment* own = segment(id, &why, &path);
       status = own == nullptr ? Status(*why) : claim_waiting(*own);
       if (status) {
         if (state_of(id) == SegmentState::kReady) {
@@ -86,9 +88,8 @@ Result<std::uint64_t> Store::remove(const Selection& selection) {
       }
     }
     // Where nothing can be deleted nothing may be found any more, now or later.
-    const std::uint32_t path = live(id).path.load();
     if (!status && path != 0 && is_path_fault(status.error().os_error)) take_out(path, status.error().message);
-    if (!path_in_use(path)) return;
+    if (path_out(id) < kMaxPaths) return;
     if (live(id).state.load() == SegmentState::kUnreadable) unreadable.push_back(id);
     if (!status) result = status;
   });

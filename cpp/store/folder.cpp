@@ -26,6 +26,7 @@ constexpr const char* kSuperblockFile = "tardis.store";
 constexpr const char* kLockFile = "LOCK";
 constexpr const char* kNamespacesFolder = "namespaces";
 constexpr const char* kSegmentSuffix = ".seg";
+constexpr const char* kStripeSuffix = ".part";
 constexpr std::size_t kSuperblockFileBytes = 4096;
 
 // Which byte of the lock file stands for what; the text that names a byte's owner lies at byte * kOwnerBytes.
@@ -346,10 +347,52 @@ Result<std::map<SegmentName, std::string>> StoreFolder::segment_files() const {
   return all;
 }
 
-Status StoreFolder::remove_segment(SegmentName name) const {
-  const std::string file = segment_path(name);
+std::string StoreFolder::stripe_path(SegmentName segment, std::uint32_t path) const {
+  char file[32];
+  std::snprintf(file, sizeof file, "%06u-%02u", segment.number, segment.path);
+  return paths_.segments_folder(path) + "/" + file + kStripeSuffix;
+}
+
+Result<std::map<SegmentName, std::string>> StoreFolder::stripe_files(std::uint32_t path) const {
+  std::map<SegmentName, std::string> files;
+  auto names = list_folder(paths_.segments_folder(path));
+  if (!names) return names.error();
+  for (const std::string& name : *names) {
+    SegmentName of;
+    const char* const end = name.data() + name.size();
+    const auto number = std::from_chars(name.data(), end, of.number);
+    if (number.ec != std::errc() || number.ptr == end || *number.ptr != '-') continue;
+    const auto own = std::from_chars(number.ptr + 1, end, of.path);
+    if (own.ec != std::errc() || std::string_view(own.ptr) != kStripeSuffix || of.path >= kMaxPaths ||
+        of.number >= kMaxSegments) {
+      continue;
+    }
+    files[of] = stripe_path(of, path);
+  }
+  return files;
+}
+
+Status StoreFolder::remove_file(const std::string& file) const {
   if (::unlink(file.c_str()) != 0 && errno != ENOENT) return errno_error(errno, file);
-  return sync_segments_folder(name.path);
+  return {};
+}
+
+// Its own file first: a crash leaves stripes of nothing, which the next recovery removes.
+Status StoreFolder::remove_segment(SegmentName name) const {
+  Status result;
+  if (paths_[name.path].present) {
+    result = remove_file(segment_path(name));
+    if (result) result = sync_segments_folder(name.path);
+  }
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    if (path == name.path || !paths_[path].present) continue;
+    const std::string file = stripe_path(name, path);
+    if (::access(file.c_str(), F_OK) != 0) continue;
+    Status status = remove_file(file);
+    if (status) status = sync_segments_folder(path);
+    if (!status) result = status;
+  }
+  return result;
 }
 
 Status StoreFolder::sync_segments_folder(std::size_t path) const { return sync_folder(paths_.segments_folder(path)); }

@@ -69,7 +69,14 @@ class StoreFolder {
   // Files in the segments/ of a path, or of every path that is there; names that are not segments are ignored.
   Result<std::map<SegmentName, std::string>> segment_files(std::uint32_t path) const;
   Result<std::map<SegmentName, std::string>> segment_files() const;
+  // With the files of its stripes, on every path that is there.
   Status remove_segment(SegmentName name) const;
+  Status remove_file(const std::string& file) const;  // it need not be there; not durable before the folder is synced
+
+  // The stripes of a segment in the segments/ of another path than its own.
+  std::string stripe_path(SegmentName segment, std::uint32_t path) const;
+  // Those on a path, by the segment they are of.
+  Result<std::map<SegmentName, std::string>> stripe_files(std::uint32_t path) const;
   Status sync_segments_folder(std::size_t path) const;
 
   Status describe_namespace(const Fingerprint& fingerprint, const std::string& description);

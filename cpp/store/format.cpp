@@ -14,30 +14,32 @@ bool all_zero(const void* data, std::size_t bytes) {
   return std::all_of(first, first + bytes, [](std::uint8_t byte) { return byte == 0; });
 }
 
-SegmentGeometry SegmentGeometry::of(std::uint64_t segment_bytes, std::uint64_t slot_bytes,
-                                    std::uint32_t digests_per_slot) {
+SegmentGeometry SegmentGeometry::with(std::uint32_t slots, std::uint64_t slot_bytes, std::uint32_t digests_per_slot) {
   SegmentGeometry g;
   g.slot_bytes = slot_bytes;
   g.digests_per_slot = digests_per_slot;
+  g.slots = slots;
   g.header_table_offset = kTableBlockBytes;
-  const auto place = [&](std::uint64_t slots) {
-    g.slots = static_cast<std::uint32_t>(slots);
-    g.digest_table_offset = g.header_table_offset + round_up(slots * kHeaderBytes, kTableBlockBytes);
-    const std::uint64_t digest_bytes = round_up(slots * digests_per_slot * sizeof(std::uint64_t), kTableBlockBytes);
-    g.payload_offset = round_up(g.digest_table_offset + digest_bytes, kFirstPayloadAlign);
-    return g.payload_offset + slots * slot_bytes <= segment_bytes;
-  };
-  std::uint64_t low = 0, high = slot_bytes == 0 ? 0 : segment_bytes / slot_bytes;
+  g.digest_table_offset = g.header_table_offset + round_up(slots * kHeaderBytes, kTableBlockBytes);
+  const std::uint64_t digest_bytes =
+      round_up(std::uint64_t{slots} * digests_per_slot * sizeof(std::uint64_t), kTableBlockBytes);
+  g.payload_offset = round_up(g.digest_table_offset + digest_bytes, kFirstPayloadAlign);
+  return g;
+}
+
+SegmentGeometry SegmentGeometry::of(std::uint64_t segment_bytes, std::uint64_t slot_bytes,
+                                    std::uint32_t digests_per_slot) {
+  std::uint64_t low = 0, high = slot_bytes == 0 ? 0 : std::min<std::uint64_t>(segment_bytes / slot_bytes, UINT32_MAX);
   while (low < high) {
     const std::uint64_t middle = (low + high + 1) / 2;
-    if (place(middle)) {
+    const SegmentGeometry g = with(static_cast<std::uint32_t>(middle), slot_bytes, digests_per_slot);
+    if (g.payload_offset + middle * slot_bytes <= segment_bytes) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  place(low);
-  return g;
+  return with(static_cast<std::uint32_t>(low), slot_bytes, digests_per_slot);
 }
 
 SegmentGeometry SegmentGeometry::of(const SegmentSuperblock& s) {

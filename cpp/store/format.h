@@ -114,7 +114,8 @@ enum SegmentFlags : std::uint32_t {
   kSegmentSuspect = 2,  // survived a crash; its slots have not all been verified since
 };
 
-// First 512 bytes of a segment file; the rest of its 4 KiB is zero.
+// First 512 bytes of a segment file; the rest of its 4 KiB is zero. With stripes: of the file on the first of its
+// paths, which has the tables too and is named like the segment.
 struct SegmentSuperblock {
   static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'S', 'G'};
   std::array<char, 8> magic;
@@ -131,13 +132,38 @@ struct SegmentSuperblock {
   std::uint64_t digest_table_offset;
   std::uint64_t payload_offset;
   std::uint64_t write_sequence;  // rises whenever the segment becomes dirty: what a checkpoint says of it holds or not
-  std::array<std::uint8_t, 408> reserved;
+  std::uint32_t stripes;         // files that the payload is dealt to; 0: it lies in this one
+  std::uint32_t reserved0;
+  std::uint64_t stripe_unit;   // bytes that lie side by side in one of them
+  std::uint64_t stripe_bytes;  // length of each file but this one; this one has the rest of segment_bytes
+  std::uint64_t stripe_nonce;  // the other files repeat it
+  std::array<std::uint8_t, kMaxPaths> stripe_paths;  // of each file, this one first
+  std::array<std::uint8_t, 360> reserved;
   std::uint32_t reserved_flags;
   std::uint32_t crc;
 };
 static_assert(sizeof(SegmentSuperblock) == 512 && offsetof(SegmentSuperblock, crc) == 508);
-static_assert(offsetof(SegmentSuperblock, write_sequence) == 88);
+static_assert(offsetof(SegmentSuperblock, write_sequence) == 88 && offsetof(SegmentSuperblock, stripes) == 96);
+static_assert(offsetof(SegmentSuperblock, stripe_unit) == 104 && offsetof(SegmentSuperblock, stripe_paths) == 128);
 static_assert(std::is_trivially_copyable_v<SegmentSuperblock>);
+
+// First 512 bytes of a further file of a striped segment; the rest of its 4 KiB is zero, and behind it is payload.
+struct StripeHeader {
+  static constexpr std::array<char, 8> kMagic{'T', 'A', 'R', 'D', 'I', 'S', 'S', 'P'};
+  std::array<char, 8> magic;
+  std::uint32_t format_version;
+  std::uint32_t index;  // of this file in stripe_paths
+  Uuid store_uuid;
+  std::uint32_t path;  // of the segment's first file
+  std::uint32_t segment;
+  std::uint64_t nonce;
+  std::array<std::uint8_t, 456> reserved;
+  std::uint32_t reserved1;
+  std::uint32_t crc;
+};
+static_assert(sizeof(StripeHeader) == 512 && offsetof(StripeHeader, crc) == 508);
+static_assert(offsetof(StripeHeader, path) == 32 && offsetof(StripeHeader, nonce) == 40);
+static_assert(std::is_trivially_copyable_v<StripeHeader>);
 
 enum class SlotKind : std::uint16_t {
   kFree = 0,
@@ -207,6 +233,7 @@ struct SegmentGeometry {
   std::uint64_t table_bytes() const { return payload_offset - header_table_offset; }
   static SegmentGeometry of(std::uint64_t segment_bytes, std::uint64_t slot_bytes, std::uint32_t digests_per_slot);
   static SegmentGeometry of(const SegmentSuperblock& superblock);
+  static SegmentGeometry with(std::uint32_t slots, std::uint64_t slot_bytes, std::uint32_t digests_per_slot);
 };
 
 // Objects of equal slot class can replace each other.

@@ -24,10 +24,13 @@ struct Totals {
   std::map<std::uint64_t, std::uint64_t> segments_by_slot_bytes;
 };
 
-void inspect_segment(const std::string& path, SegmentName name, const StoreSuperblock& store, Totals& totals) {
+std::uint64_t allocated(const std::string& file) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) == 0) totals.allocated += static_cast<std::uint64_t>(status.st_blocks) * 512;
-  const auto table = read_header_table(path, name, store);
+  return ::stat(file.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
+}
+
+void inspect_segment(SegmentName name, const StoreFolder& folder, Totals& totals) {
+  const auto table = read_header_table(name, folder);
   if (!table) {
     ++totals.unreadable;
     return;
@@ -37,7 +40,7 @@ void inspect_segment(const std::string& path, SegmentName name, const StoreSuper
   totals.dirty += (s.flags & kSegmentDirty) != 0;
   ++totals.segments_by_slot_bytes[s.slot_bytes];
   totals.slots += s.slots;
-  const SegmentFacts facts = table->facts(store);
+  const SegmentFacts facts = table->facts(folder.superblock());
   for (std::uint32_t slot = 0; slot < s.slots; ++slot) {
     const SlotHeader& header = table->headers[slot];
     switch (judge(header, slot, facts)) {
@@ -78,8 +81,16 @@ Result<std::string> inspect_store(const std::string& path) {
   Totals totals;
   std::array<std::uint64_t, kMaxPaths> on_path{};
   for (const auto& [name, file] : *files) {
-    inspect_segment(file, name, s, totals);
+    inspect_segment(name, folder, totals);
+    totals.allocated += allocated(file);
     ++on_path[name.path];
+  }
+  for (std::uint32_t i = 0; i < kMaxPaths; ++i) {
+    if (!folder.paths()[i].present) continue;
+    auto stripes = folder.stripe_files(i);
+    if (!stripes) return stripes.error();
+    for (const auto& [name, file] : *stripes) totals.allocated += allocated(file);
+    on_path[i] += stripes->size();
   }
 
   JsonWriter json;

@@ -4,13 +4,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "base/read_exactly.h"
 #include "base/unique_fd.h"
-#include "store/folder.h"
+#include "store/stripes.h"
 
 namespace tardis {
 namespace {
@@ -40,17 +41,46 @@ ObjectInfo object_info(const SlotHeader& h, SegmentName name, bool quarantined) 
           h.flush_group, h.part_count,  name.word(), h.slot,       quarantined};
 }
 
+// The files that the payload is in, and up to where they have it.
+Status find_payload(const StoreFolder& folder, HeaderTable& table) {
+  const Stripes stripes = Stripes::of(table.superblock);
+  if (!stripes) return {};
+  if (!stripes.sane() || table.superblock.stripe_unit == 0) {
+    return Error{Code::kCorrupt, table.path + ": its stripes contradict themselves"};
+  }
+  std::vector<std::uint64_t> lengths;
+  bool whole = true;
+  table.files = {table.path};
+  for (std::uint32_t i = 0; i < stripes.files; ++i) {
+    if (i > 0) table.files.push_back(folder.stripe_path(table.name, stripes.paths[i]));
+    struct stat status {};
+    if (::stat(table.files[i].c_str(), &status) != 0) {
+      return Error{Code::kCorrupt, errno_error(errno, table.files[i]).message};  // kNotFound is of whole segments
+    }
+    lengths.push_back(static_cast<std::uint64_t>(status.st_size));
+    whole = whole && lengths.back() >= stripes.bytes_of(i);
+  }
+  const std::uint64_t bytes = table.superblock.segment_bytes;
+  table.file_bytes = whole ? bytes : std::min(table.stripe_map().available(lengths), bytes - 1);
+  return {};
+}
+
 // One look at the headers; they may belong to another class than the superblock if the segment was re-classed between.
-Result<HeaderTable> look(int fd, const std::string& path, SegmentName name, const StoreSuperblock& store) {
-  auto superblock = read_superblock(fd, path, name, store);
+Result<HeaderTable> look(int fd, const std::string& path, SegmentName name, const StoreFolder& folder) {
+  auto superblock = read_superblock(fd, path, name, folder.superblock());
   if (!superblock) return superblock.error();
   struct stat status {};
   if (::fstat(fd, &status) != 0) return errno_error(errno, path);
-  HeaderTable table{path, name, *superblock, static_cast<std::uint64_t>(status.st_size),
+  HeaderTable table{path,
+                    {},
+                    name,
+                    *superblock,
+                    static_cast<std::uint64_t>(status.st_size),
                     std::vector<SlotHeader>(superblock->slots)};
   const Status read = read_exactly(fd, path, superblock->header_table_offset, table.headers.data(),
                                    table.headers.size() * sizeof(SlotHeader));
   if (!read) return read.error();
+  if (Status status = find_payload(folder, table); !status) return status.error();
   return table;
 }
 
@@ -63,20 +93,22 @@ Result<StoreFiles> store_files(const std::string& path) {
   if (Status status = folder.paths().load(folder.superblock().uuid); !status) return status.error();
   auto segments = folder.segment_files();
   if (!segments) return segments.error();
-  return StoreFiles{folder.superblock(), std::move(*segments), folder.paths().missing()};
+  std::vector<std::string> missing = folder.paths().missing();
+  return StoreFiles{std::move(folder), std::move(*segments), std::move(missing)};
 }
 
-Result<HeaderTable> read_header_table(const std::string& path, SegmentName name, const StoreSuperblock& store) {
+Result<HeaderTable> read_header_table(SegmentName name, const StoreFolder& folder) {
+  const std::string path = folder.segment_path(name);
   auto fd = open_segment(path);
   if (!fd) return fd.error();
   Result<HeaderTable> table = Error{Code::kCorrupt, path + ": changes its slot class faster than it can be read"};
   for (int attempt = 0; attempt < kTries; ++attempt) {
-    auto now = look(fd->get(), path, name, store);
+    auto now = look(fd->get(), path, name, folder);
     if (!now) {
       table = now.error();  // perhaps in the middle of a write
       continue;
     }
-    auto after = read_superblock(fd->get(), path, name, store);
+    auto after = read_superblock(fd->get(), path, name, folder.superblock());
     if (after && after->epoch == now->superblock.epoch) return now;
   }
   return table;
@@ -100,9 +132,9 @@ Status list_store(const std::string& folder, const std::function<bool(const Obje
   auto files = store_files(folder);
   if (!files) return files.error();
   for (const auto& [name, path] : files->segments) {
-    auto table = read_header_table(path, name, files->superblock);
+    auto table = read_header_table(name, files->folder);
     if (!table) continue;
-    const SegmentFacts facts = table->facts(files->superblock);
+    const SegmentFacts facts = table->facts(files->folder.superblock());
     for (std::uint32_t slot = 0; slot < table->headers.size(); ++slot) {
       const SlotHeader* header = &table->headers[slot];
       Belief belief = judge(*header, slot, facts);

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "block/stripe_map.h"
+#include "store/folder.h"
 #include "store/format.h"
 #include "store/scan.h"
 
@@ -27,7 +29,7 @@ struct ObjectInfo {
 
 // A store's superblock and segment files, on every path that is there.
 struct StoreFiles {
-  StoreSuperblock superblock;
+  StoreFolder folder;
   std::map<SegmentName, std::string> segments;
   std::vector<std::string> missing;  // paths, and why
 };
@@ -36,17 +38,22 @@ Result<StoreFiles> store_files(const std::string& folder);
 // One segment's superblock and headers, from one moment: neither was changed between reading the one and the other.
 struct HeaderTable {
   std::string path;
+  std::vector<std::string> files;  // with stripes: where the payload is, this path first
   SegmentName name;
   SegmentSuperblock superblock;
-  std::uint64_t file_bytes;
+  std::uint64_t file_bytes;  // segment_bytes, or where its files end too early
   std::vector<SlotHeader> headers;
 
+  // Of a striped segment.
+  StripeMap stripe_map() const {
+    return {superblock.payload_offset, superblock.stripe_unit, static_cast<std::uint32_t>(files.size())};
+  }
   SegmentFacts facts(const StoreSuperblock& store) const {
     return {name.number, superblock.epoch, SegmentGeometry::of(superblock), file_bytes, store.block_bytes};
   }
 };
 // Code::kNotFound: the segment was deleted meanwhile. Code::kCorrupt: it cannot be understood.
-Result<HeaderTable> read_header_table(const std::string& path, SegmentName name, const StoreSuperblock& store);
+Result<HeaderTable> read_header_table(SegmentName name, const StoreFolder& folder);
 // The header as it is now; Code::kCorrupt if it fails its checks, also when it is being written at each of several
 // tries.
 Result<SlotHeader> read_header(const HeaderTable& table, std::uint32_t slot);

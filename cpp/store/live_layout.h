@@ -19,7 +19,7 @@ namespace tardis {
 
 using NamespaceId = std::uint32_t;
 
-inline constexpr std::uint32_t kLiveVersion = 2;
+inline constexpr std::uint32_t kLiveVersion = 3;
 inline constexpr std::uint32_t kMaxProcesses = 64;
 inline constexpr std::uint32_t kMaxNamespaces = 4096;
 inline constexpr std::uint32_t kPinsPerProcess = 4096;
@@ -107,8 +107,11 @@ struct alignas(64) LiveSegment {
   std::array<std::atomic<std::uint32_t>, kSlotStates> counts;  // slots by state
   std::atomic<std::uint32_t> next_slot;                        // where the search for a free slot starts
   std::atomic<std::uint32_t> path, number;                     // SegmentName; segments are numbered anew in each table
+  std::atomic<std::uint32_t> all_paths;                        // a bit for each on which it has a file
+  std::atomic<std::uint64_t> stripe_map;                       // StripeMap::pack(), of a striped one
 };
 static_assert(sizeof(LiveSegment) == 128);
+static_assert(kMaxPaths <= 32);
 
 struct LiveNamespace {
   Fingerprint fingerprint;

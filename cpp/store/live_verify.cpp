@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <thread>
@@ -38,7 +39,7 @@ class LiveVerification {
   Result<VerifyResult> run();
 
  private:
-  bool check_segment(const std::string& path, SegmentName name);  // false: asked to stop
+  bool check_segment(SegmentName name);  // false: asked to stop
   void second_look(const HeaderTable& table, std::vector<Page>& failed, const std::vector<std::uint32_t>& bad_headers);
   Look read_page(const HeaderTable& table, Page& page);
   void fault(std::uint64_t& counter, const HeaderTable& table, std::uint32_t slot, const std::string& what);
@@ -57,7 +58,7 @@ void LiveVerification::fault(std::uint64_t& counter, const HeaderTable& table, s
                              const std::string& what) {
   // The dirty flag is durable before a segment's first write, so a superblock that was clean and still is the same says
   // that nobody wrote in between.
-  const auto now = read_header_table(table.path, table.name, files_.superblock);
+  const auto now = read_header_table(table.name, files_.folder);
   const bool written = (table.superblock.flags & (kSegmentDirty | kSegmentSuspect)) != 0 || !now ||
                        now->superblock.crc != table.superblock.crc;
   if (written) {
@@ -68,23 +69,43 @@ void LiveVerification::fault(std::uint64_t& counter, const HeaderTable& table, s
   problem(table.path + ": slot " + std::to_string(slot) + what);
 }
 
-Look LiveVerification::read_page(const HeaderTable& table, Page& page) {
-  const ObjectGeometry g = ObjectGeometry::of(page.header);
-  if (memory_.size() < g.stored_bytes()) memory_ = AlignedBuffer(g.stored_bytes());
-  UniqueFd fd(::open(table.path.c_str(), O_RDONLY | O_CLOEXEC));
-  page.error = fd ? 0 : errno;
-  auto offset = static_cast<off_t>(SegmentGeometry::of(table.superblock).slot_offset(page.slot));
+// Opens the file if it is not yet. 0 or an errno.
+int read_range(UniqueFd& fd, const std::string& file, std::uint64_t offset, std::byte* to, std::uint64_t bytes) {
+  if (!fd) fd.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return errno;
+  const auto forget = [&] {
+    ::posix_fadvise(fd.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
+  };
   // What this reads is read once: it must not push the rest out of the page cache, nor come from there a second time.
-  if (fd) ::posix_fadvise(fd.get(), offset, static_cast<off_t>(g.stored_bytes()), POSIX_FADV_DONTNEED);
-  for (std::uint64_t at = 0; page.error == 0 && at < g.stored_bytes();) {
-    const ssize_t got = ::pread(fd.get(), memory_.data() + at, g.stored_bytes() - at, offset + static_cast<off_t>(at));
+  forget();
+  int error = 0;
+  for (std::uint64_t at = 0; error == 0 && at < bytes;) {
+    const ssize_t got = ::pread(fd.get(), to + at, bytes - at, static_cast<off_t>(offset + at));
     if (got > 0) {
       at += static_cast<std::uint64_t>(got);
     } else if (got == 0 || errno != EINTR) {
-      page.error = got == 0 ? ENODATA : errno;
+      error = got == 0 ? ENODATA : errno;
     }
   }
-  if (fd) ::posix_fadvise(fd.get(), offset, static_cast<off_t>(g.stored_bytes()), POSIX_FADV_DONTNEED);
+  forget();
+  return error;
+}
+
+Look LiveVerification::read_page(const HeaderTable& table, Page& page) {
+  const ObjectGeometry g = ObjectGeometry::of(page.header);
+  if (memory_.size() < g.stored_bytes()) memory_ = AlignedBuffer(g.stored_bytes());
+  const std::uint64_t offset = SegmentGeometry::of(table.superblock).slot_offset(page.slot);
+  page.error = 0;
+  std::vector<UniqueFd> fds(std::max<std::size_t>(1, table.files.size()));
+  if (table.files.empty()) {
+    page.error = read_range(fds[0], table.path, offset, memory_.data(), g.stored_bytes());
+  } else {
+    std::byte* to = memory_.data();
+    table.stripe_map().pieces(offset, g.stored_bytes(), [&](std::uint32_t file, std::uint64_t at, std::uint64_t bytes) {
+      if (page.error == 0) page.error = read_range(fds[file], table.files[file], at, to, bytes);
+      to += bytes;
+    });
+  }
   if (page.error != 0) return Look::kUnreadable;
   std::vector<std::uint64_t> digests(g.chunks());
   for (std::uint32_t part = 0; part < g.parts; ++part) {
@@ -98,7 +119,7 @@ void LiveVerification::second_look(const HeaderTable& table, std::vector<Page>& 
                                    const std::vector<std::uint32_t>& bad_headers) {
   if (failed.empty() && bad_headers.empty()) return;
   std::this_thread::sleep_for(kSecondLook);
-  const SegmentFacts facts = table.facts(files_.superblock);
+  const SegmentFacts facts = table.facts(files_.folder.superblock());
   for (const std::uint32_t slot : bad_headers) {
     const auto now = read_header(table, slot);
     if (now && judge(*now, slot, facts) != Belief::kBad) continue;
@@ -122,9 +143,9 @@ void LiveVerification::second_look(const HeaderTable& table, std::vector<Page>& 
   }
 }
 
-bool LiveVerification::check_segment(const std::string& path, SegmentName name) {
+bool LiveVerification::check_segment(SegmentName name) {
   tardis_verify_report& report = result_.report;
-  const auto table = read_header_table(path, name, files_.superblock);
+  const auto table = read_header_table(name, files_.folder);
   if (!table) {
     if (table.error().code == Code::kNotFound) return true;
     ++report.unreadable_segments;
@@ -133,7 +154,7 @@ bool LiveVerification::check_segment(const std::string& path, SegmentName name) 
   }
   ++report.segments;
   report.slots += table->headers.size();
-  const SegmentFacts facts = table->facts(files_.superblock);
+  const SegmentFacts facts = table->facts(files_.folder.superblock());
   std::vector<Page> failed;
   std::vector<std::uint32_t> bad_headers;
   for (std::uint32_t slot = 0; slot < table->headers.size(); ++slot) {
@@ -158,15 +179,15 @@ bool LiveVerification::check_segment(const std::string& path, SegmentName name) 
     if (progress_ && !progress_(done_ + slot * table->superblock.slot_bytes, total_)) return false;
   }
   second_look(*table, failed, bad_headers);
-  done_ += files_.superblock.segment_bytes;
+  done_ += files_.folder.superblock().segment_bytes;
   return !progress_ || progress_(done_, total_);
 }
 
 Result<VerifyResult> LiveVerification::run() {
   for (const std::string& path : files_.missing) problem("not verified: " + path);
-  total_ = files_.segments.size() * files_.superblock.segment_bytes;
+  total_ = files_.segments.size() * files_.folder.superblock().segment_bytes;
   for (const auto& [name, path] : files_.segments) {
-    if (!check_segment(path, name)) return Error{Code::kClosed, "verification was stopped; nothing was changed"};
+    if (!check_segment(name)) return Error{Code::kClosed, "verification was stopped; nothing was changed"};
   }
   return std::move(result_);
 }

@@ -69,6 +69,13 @@ void Store::path_result(std::uint32_t path, PathUse use, const Status& status) {
   }
 }
 
+void Store::path_result(Segment& segment, PathUse use, const Status& status) {
+  if (!segment.stripes()) return path_result(segment.on_path(), use, status);
+  for (const Segment::Met& one : segment.take_met(use)) {
+    path_result(one.path, use, one.met.error == 0 ? Status() : errno_error(one.met.error, segment.path()));
+  }
+}
+
 void Store::path_result(std::uint32_t path, PathUse use, bool works, const std::string& problem) {
   std::atomic<std::uint32_t>& strikes = table_.header().paths[path].strikes[static_cast<std::size_t>(use)];
   if (works) {
@@ -84,6 +91,16 @@ void Store::PathTally::add(std::uint32_t path, int os_error) {
   } else if (is_path_fault(os_error)) {
     ++failed[path];
     error[path] = os_error;
+  }
+}
+
+// An object that failed does not tell which of its drives it was. What a segment met is told with its first object;
+// another call of this process may have told some of it.
+void Store::PathTally::add(Segment& segment, PathUse use, int os_error) {
+  if (!segment.stripes()) return add(segment.on_path(), os_error);
+  for (const Segment::Met& one : segment.take_met(use)) {
+    worked[one.path] += one.met.worked;
+    if (one.met.error != 0) add(one.path, one.met.error);
   }
 }
 
@@ -115,7 +132,7 @@ void Store::take_out(std::uint32_t path, const std::string& problem) {
 void Store::forget_path(std::uint32_t path) {
   const std::uint32_t end = table_.header().segments_end.load();
   for (std::uint32_t id = 0; id < end; ++id) {
-    if (live(id).state.load() == SegmentState::kNone || live(id).path.load() != path) continue;
+    if (live(id).state.load() == SegmentState::kNone || (live(id).all_paths.load() >> path & 1) == 0) continue;
     index_.for_each_in(id, [&](const IndexEntry& entry) { index_.unpublish(entry); });
   }
 }

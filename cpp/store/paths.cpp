@@ -18,7 +18,6 @@ namespace {
 constexpr const char* kPathsFile = "tardis.paths";
 constexpr const char* kMarkerFile = "tardis.path";
 constexpr const char* kSegmentsFolder = "segments";
-constexpr const char* kSegmentSuffix = ".seg";
 constexpr std::size_t kMarkerFileBytes = 4096;
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
@@ -42,13 +41,15 @@ Result<std::optional<PathMarker>> read_marker(const std::string& folder) {
   return std::optional(marker);
 }
 
-// Removes every segment file, durably; other files are not the store's.
+bool is_segment_file(const std::string& name) { return name.ends_with(".seg") || name.ends_with(".part"); }
+
+// Removes every file of a segment or of its stripes, durably; other files are not the store's.
 Status empty_segments(const std::string& folder) {
   const std::string segments = folder + "/" + kSegmentsFolder;
   auto names = list_folder(segments);
   if (!names) return names.error();
   for (const std::string& name : *names) {
-    if (!name.ends_with(kSegmentSuffix)) continue;
+    if (!is_segment_file(name)) continue;
     const std::string file = segments + "/" + name;
     if (::unlink(file.c_str()) != 0 && errno != ENOENT) return errno_error(errno, file);
   }
@@ -230,7 +231,7 @@ Status StorePaths::add(const std::string& folder) {
   if (!*marker) {
     auto names = list_folder(segments);
     if (!names) return names.error();
-    if (std::any_of(names->begin(), names->end(), [](auto& name) { return name.ends_with(kSegmentSuffix); })) {
+    if (std::any_of(names->begin(), names->end(), is_segment_file)) {
       return setting_error(
           folder, "has segment files but no " + std::string(kMarkerFile) + "; restore that file, or empty the folder");
     }

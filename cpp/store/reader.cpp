@@ -41,7 +41,6 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
     const std::uint64_t offset = owner == nullptr ? 0 : owner->slot_offset(where.slot);
     // Only now: whoever took the slot since the first look may not have seen the lease.
     const Stamp now = index_.stamp(entry->slot);
-    if (owner == nullptr && failure) path_result(live(where.segment).path.load(), PathUse::kRead, *failure);
     if (owner == nullptr || !now.live() || now.generation() != entry->stamp.generation()) {
       index_.end_lease(pin, entry->slot);
       (owner == nullptr ? counters_->get_pages_failed : counters_->get_pages_raced) += 1;
@@ -62,7 +61,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
     const bool same = now.generation() == entry.stamp.generation();
     const bool live = same && now.live();
     const int error = payload.error(i);
-    tally.add(reads[i].owner->on_path(), error);
+    tally.add(*reads[i].owner, PathUse::kRead, error);
     if (error != 0) {
       counters_->get_pages_failed += 1;
       failure = errno_error(error, reads[i].owner->path() + ": reading a page");

@@ -78,10 +78,38 @@ Result<std::map<SegmentName, std::string>> Store::find_segments() {
   return all;
 }
 
+// What can be said of a segment before its tables are read. An error leaves it alone, unless it was removed: then the
+// code is kNotFound.
+Result<std::unique_ptr<Segment>> Store::load_segment(std::uint32_t id, SegmentName name, SegmentImage& image) {
+  live(id).path.store(name.path);
+  live(id).number.store(name.number);
+  live(id).all_paths.store(1u << name.path);
+  if (!path_in_use(name.path)) {
+    return Error{Code::kIo, folder_.segment_path(name) + ": its path is away; its stripes on other paths are kept"};
+  }
+  Segment::Blame blame;
+  auto loaded = Segment::load(*device_, live(id), folder_, id, image, blame);
+  if (loaded) return loaded;
+  Error error = loaded.error();
+  // Stripes that were wiped, or whose path was forgotten, do not come back: what is left is of no use. But a path that
+  // is away may have them still.
+  if (blame.lost && (path_in_use(blame.path) || folder_.paths()[blame.path].flags == 0)) {
+    notes_.push_back("segment removed, since a part of it is gone: " + error.message);
+    error.code = Code::kNotFound;
+  }
+  if (error.code == Code::kNotFound) {
+    if (Status status = folder_.remove_segment(name); !status) return Error{Code::kInternal, status.error().message};
+    return error;
+  }
+  path_result(blame.path, PathUse::kRead, error);
+  return error;
+}
+
 Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& found) {
   if (Status status = sync_folder(folder_.path()); !status) return status;
   auto files = find_segments();
   if (!files) return files.error();
+  reserve_for_absent(*files);
   while (files->size() > max_segments()) {
     const auto last = std::prev(files->end());
     notes_.push_back("capacity is smaller than before: removed " + last->second);
@@ -91,25 +119,26 @@ Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& fo
   const StoreSuperblock& superblock = folder_.superblock();
   std::vector<Segment*> known, unknown;  // to the checkpoint
   std::vector<SegmentImage> images(files->size());
+  std::map<SegmentName, std::uint32_t> whole;
+  std::map<SegmentName, std::string> unreadable;
   std::uint32_t id = 0;
   for (const auto& [name, path] : *files) {
     if (Status status = table_.reserve_segment(id); !status) return status;
-    live(id).path.store(name.path);
-    live(id).number.store(name.number);
     SegmentImage& image = images[id];
-    auto loaded = Segment::load(*device_, live(id), path, id, superblock.uuid, superblock.segment_bytes, image);
-    if (!loaded && loaded.error().code == Code::kNotFound) {
-      if (Status status = folder_.remove_segment(name); !status) return status;
-      continue;
-    }
+    auto loaded = load_segment(id, name, image);
+    if (!loaded && loaded.error().code == Code::kNotFound) continue;
+    if (!loaded && loaded.error().code == Code::kInternal) return loaded.error();
     table_.header().segments_end.store(id + 1);
     if (!loaded) {
       live(id++).state.store(SegmentState::kUnreadable);
       notes_.push_back("segment left alone: " + loaded.error().message);
-      path_result(name.path, PathUse::kRead, loaded.error());
+      unreadable[name] = path;
       continue;
     }
-    path_result(name.path, PathUse::kRead, Status());
+    whole[name] = live(id).all_paths.load();
+    for (std::uint32_t one = 0; one < kMaxPaths; ++one) {
+      if ((whole[name] >> one & 1) != 0) path_result(one, PathUse::kRead, Status());
+    }
     if (Status status = table_.reserve_records(id, image.superblock.slots); !status) return status;
     live(id).counts[static_cast<std::size_t>(SlotState::kFree)].store(image.superblock.slots);
     live(id).state.store(SegmentState::kReady);
@@ -123,6 +152,7 @@ Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& fo
     (covered ? known : unknown).push_back(segment);
     ++id;
   }
+  if (Status status = remove_stray_stripes(whole, unreadable); !status) return status;
   for (Segment* segment : load_checkpoint(checkpoint, known)) unknown.push_back(segment);
   counters_->recovered_scanned += unknown.size();
   for (Segment* segment : unknown) {
@@ -177,6 +207,11 @@ Status Store::scan_segment(Segment& segment, const SegmentImage& image, std::vec
   const bool whole = !image.dirty() && !image.suspect() && !image.truncated();
   const SegmentFacts facts{segment.number(), image.superblock.epoch, image.geometry(), image.file_bytes,
                            folder_.superblock().block_bytes};
+  bool away = false;
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    const bool own = (segment.live().all_paths.load() >> path & 1) != 0;
+    away = away || (own && (folder_.paths()[path].flags & kPathAway) != 0);
+  }
   for (std::uint32_t slot = 0; slot < facts.geometry.slots; ++slot) {
     const SlotHeader& header = (*table)->header(slot);
     const GlobalSlot global = index_.global({segment.id(), slot});
@@ -191,7 +226,7 @@ Status Store::scan_segment(Segment& segment, const SegmentImage& image, std::vec
     found.push_back({{segment.file(), facts.geometry.slot_offset(slot), header},
                      global,
                      image.dirty(),
-                     (folder_.paths()[segment.on_path()].flags & kPathAway) != 0,
+                     away,
                      image.dirty() || image.suspect(),
                      torn});
   }
@@ -271,7 +306,7 @@ Status Store::settle_segments(const std::vector<Found>& found) {
     Segment* segment = state == SegmentState::kReady ? opened_[id].load() : nullptr;
     if (segment == nullptr || !result) return;
     const std::lock_guard io(segment->io_mutex());
-    auto length = device_->file_bytes(segment->file());
+    auto length = segment->available_bytes();
     if (!length) {
       result = length.error();
       return;

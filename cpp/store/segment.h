@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One preallocated data file: superblock, header table, digest table, payload slots.
+// One preallocated data file: superblock, header table, digest table, payload slots. Or one such file and others that
+// have their stripes of the payload.
 #pragma once
 
 #include <atomic>
@@ -12,9 +13,11 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "block/block_device.h"
+#include "block/striped_device.h"
+#include "store/folder.h"
 #include "store/format.h"
 #include "store/live_layout.h"
+#include "store/stripes.h"
 
 namespace tardis {
 
@@ -38,7 +41,7 @@ class SegmentTable {
 // What a file says of itself.
 struct SegmentImage {
   SegmentSuperblock superblock{};
-  std::uint64_t file_bytes = 0;
+  std::uint64_t file_bytes = 0;  // segment_bytes, or where its files end too early
   SegmentGeometry geometry() const { return SegmentGeometry::of(superblock); }
   bool dirty() const { return (superblock.flags & kSegmentDirty) != 0; }
   bool suspect() const { return (superblock.flags & kSegmentSuspect) != 0; }
@@ -53,29 +56,40 @@ class Segment {
   };
 
  public:
-  Segment(Passkey, BlockDevice& device, LiveSegment& live, std::string path, std::uint32_t id, FileId file,
-          const Uuid& store, std::uint64_t bytes);
+  Segment(Passkey, StripedDevice& device, LiveSegment& live, const StoreFolder& folder, std::uint32_t id);
 
-  // `live` says already which file it is. Creates the file, reserves its blocks and makes a dirty superblock durable.
-  static Result<std::unique_ptr<Segment>> create(BlockDevice& device, LiveSegment& live, const std::string& path,
-                                                 std::uint32_t id, const Uuid& store, std::uint64_t bytes,
-                                                 SlotClass slot_class);
-  // Opens the file; its state is known already.
-  static Result<std::unique_ptr<Segment>> open(BlockDevice& device, LiveSegment& live, const std::string& path,
-                                               std::uint32_t id, const Uuid& store, std::uint64_t bytes);
-  // Opens and checks a file, and fills in `live`. Code::kNotFound: never used (all zero), safe to remove.
-  static Result<std::unique_ptr<Segment>> load(BlockDevice& device, LiveSegment& live, const std::string& path,
-                                               std::uint32_t id, const Uuid& store, std::uint64_t bytes,
-                                               SegmentImage& image);
+  // Which of a segment's paths was to blame for an error.
+  struct Blame {
+    std::uint32_t path = 0;
+    bool lost = false;  // a file is missing or belongs to another segment: this one can never be whole again
+  };
+  // `live` says already which file it is. Creates the files, reserves their blocks and makes a dirty superblock
+  // durable, last. `unit`: with stripes, what they are dealt in.
+  static Result<std::unique_ptr<Segment>> create(StripedDevice& device, LiveSegment& live, const StoreFolder& folder,
+                                                 std::uint32_t id, SlotClass slot_class, const Stripes& stripes,
+                                                 std::uint64_t unit, Blame& blame);
+  // Opens the files; their state is known already.
+  static Result<std::unique_ptr<Segment>> open(StripedDevice& device, LiveSegment& live, const StoreFolder& folder,
+                                               std::uint32_t id, Blame& blame);
+  // Opens and checks the files, and fills in `live`. Code::kNotFound: never used (all zero), safe to remove.
+  static Result<std::unique_ptr<Segment>> load(StripedDevice& device, LiveSegment& live, const StoreFolder& folder,
+                                               std::uint32_t id, SegmentImage& image, Blame& blame);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
   std::uint32_t id() const { return id_; }                      // in the running index
   std::uint32_t number() const { return live_.number.load(); }  // in its folder
-  std::uint32_t on_path() const { return live_.path.load(); }
-  FileId file() const { return file_; }
+  std::uint32_t on_path() const { return live_.path.load(); }   // its own file; there may be others
+  const Stripes& stripes() const { return stripes_; }
+  FileId file() const { return file_; }  // where the payload is found at slot_offset()
   const std::string& path() const { return path_; }
+  // Of a striped segment, what its files met since this was asked last.
+  struct Met {
+    std::uint32_t path;
+    StripedDevice::Met met;
+  };
+  std::vector<Met> take_met(PathUse use);
   LiveSegment& live() { return live_; }
   SegmentGeometry geometry() const;
   SlotClass slot_class() const { return {live_.slot_bytes.load(), live_.digests_per_slot.load()}; }
@@ -91,8 +105,10 @@ class Segment {
   Status make_dirty();                    // durable before it returns; no-op when already so
   Status set_flags(std::uint32_t flags);  // durable before it returns; no-op when already so
   Status rewrite_superblock();            // so that no checkpoint written before holds
-  Status reclass(SlotClass slot_class);   // every slot must be free: next epoch, empty tables
-  Result<SegmentTable*> table();          // loads it if need be
+  // Every slot must be free: next epoch, empty tables. The slots of room_for() must not be none.
+  Status reclass(SlotClass slot_class, std::uint64_t unit);
+  SegmentGeometry room_for(SlotClass slot_class, std::uint64_t unit) const;
+  Result<SegmentTable*> table();  // loads it if need be
   void drop_table() { table_.reset(); }
   std::uint64_t table_bytes() const { return table_ ? table_->bytes() : 0; }
   Status write_table(const std::set<std::uint64_t>& blocks);
@@ -102,7 +118,10 @@ class Segment {
                         std::vector<IoRequest>& requests);
   Status tables_written(std::span<const IoRequest> requests);
   Status flush() { return device_.flush(file_); }
-  Status restore_length();  // gives a truncated file its blocks back
+  Status flush_tables() { return device_.flush(files_.front()); }
+  // Its whole length, or where a file that was truncated ends.
+  Result<std::uint64_t> available_bytes();
+  Status restore_length();  // gives truncated files their blocks back
 
   std::uint64_t table_used_ns() const { return table_used_ns_.load(std::memory_order_relaxed); }
 
@@ -114,15 +133,26 @@ class Segment {
 
  private:
   Status write_superblock(std::uint32_t flags);
-  void adopt(SlotClass slot_class);
+  Result<SegmentSuperblock> read_superblock();
+  void adopt(SlotClass slot_class, std::uint64_t unit);
+  Status open_own(bool create);
+  Status create_members(Blame& blame);
+  Status open_members(Blame& blame);
+  void join();
+  std::string member_path(std::uint32_t file) const { return folder_.stripe_path(name(), stripes_.paths[file]); }
+  SegmentName name() const { return {live_.path.load(), live_.number.load()}; }
 
-  BlockDevice& device_;
+  StripedDevice& device_;
   LiveSegment& live_;
+  const StoreFolder& folder_;
   const std::string path_;
   const std::uint32_t id_;
-  const FileId file_;
   const Uuid store_;
   const std::uint64_t bytes_;
+  Stripes stripes_;
+  std::vector<FileId> files_;  // its own, then those of its stripes
+  FileId file_ = 0;            // all of them as one
+  bool joined_ = false;
   std::mutex io_mutex_;
   std::unique_ptr<SegmentTable> table_;
   std::uint64_t table_version_ = 0;  // of live_ when table_ was read or written

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where objects go: free slots, then new segments up to the capacity, then eviction.
+#include <sys/random.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -26,6 +29,10 @@ constexpr double kGoldenTurn = 0.6180339887498949;
 
 std::uint32_t count_of(const LiveSegment& segment, SlotState state) {
   return segment.counts[static_cast<std::size_t>(state)].load();
+}
+
+std::uint64_t unit_in(const Segment& segment, const ObjectGeometry& object) {
+  return segment.stripes() ? stripe_unit(object, segment.stripes().files) : 0;
 }
 
 }  // namespace
@@ -117,15 +124,16 @@ std::vector<Store::Share> Store::shares(SlotClass slot_class, std::size_t need) 
   return result;
 }
 
-Store::Reservation Store::reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure) {
+Store::Reservation Store::reserve(const ObjectGeometry& object, std::size_t need, std::optional<Error>& failure) {
+  const SlotClass slot_class = object.slot_class();
   Reservation out;
   const std::uint64_t give_up = monotonic_ns() + kBusyPatienceNs;
-  if (paths_in_use() > 1) {
+  if (paths_in_use() > 1 && options_.placement == Placement::kObjects) {
     for (const Share& share : shares(slot_class, need)) {
       const std::size_t target = out.slots.size() + share.slots;
       take_free(slot_class, target, share.path, out);
       while (out.slots.size() < target) {
-        const Result<bool> grown = grow(slot_class, share.path);
+        const Result<bool> grown = grow(object, share.path);
         const std::size_t before = out.slots.size();
         if (!grown || !*grown) break;
         take_free(slot_class, target, share.path, out);
@@ -137,10 +145,10 @@ Store::Reservation Store::reserve(SlotClass slot_class, std::size_t need, std::o
     out.busy = false;
     take_free(slot_class, need, std::nullopt, out);
     if (out.slots.size() == need) return out;
-    const Result<bool> grown = grow(slot_class, std::nullopt);
+    const Result<bool> grown = grow(object, std::nullopt);
     if (!grown) failure = grown.error();
     if (grown && *grown) continue;
-    const Result<bool> converted = convert_segment(slot_class);
+    const Result<bool> converted = convert_segment(object);
     if (!converted) failure = converted.error();
     if (converted && *converted) continue;
     if (evict(slot_class, need - out.slots.size()) > 0) continue;
@@ -152,7 +160,8 @@ Store::Reservation Store::reserve(SlotClass slot_class, std::size_t need, std::o
 }
 
 // True: there is a segment with free slots now, on that path or on any. False: the capacity is used up.
-Result<bool> Store::grow(SlotClass slot_class, std::optional<std::uint32_t> path) {
+Result<bool> Store::grow(const ObjectGeometry& object, std::optional<std::uint32_t> path) {
+  const SlotClass slot_class = object.slot_class();
   const std::lock_guard grow(grow_mutex_);
   const std::uint32_t end = table_.header().segments_end.load();
   for (std::uint32_t id = 0; id < end; ++id) {  // another call may have been here
@@ -177,6 +186,10 @@ Result<bool> Store::grow(SlotClass slot_class, std::optional<std::uint32_t> path
     s.owner.store(0);
   }
   if (id == limit) return false;
+  if (options_.placement == Placement::kLayers && !path && create_striped(id, object)) {
+    live(id).owner.store(0);
+    return true;
+  }
   std::vector<std::pair<std::uint64_t, std::uint32_t>> candidates;  // the one with the most room first
   for (std::uint32_t one = 0; one < kMaxPaths; ++one) {
     if (path_in_use(one) && (!path || one == *path)) candidates.emplace_back(room_to_grow(one), one);
@@ -184,7 +197,8 @@ Result<bool> Store::grow(SlotClass slot_class, std::optional<std::uint32_t> path
   std::sort(candidates.rbegin(), candidates.rend());
   Status status = Error{Code::kIo, "no path of the store is in use"};
   for (const auto& [room, one] : candidates) {
-    status = create_segment(id, one, slot_class);
+    std::uint32_t to_blame = one;
+    status = create_segment(id, {&one, 1}, object, to_blame);
     if (status) break;
   }
   if (!status) live(id).state.store(SegmentState::kNone);
@@ -193,23 +207,44 @@ Result<bool> Store::grow(SlotClass slot_class, std::optional<std::uint32_t> path
   return true;
 }
 
-// This process holds the id.
-Status Store::create_segment(std::uint32_t id, std::uint32_t path, SlotClass slot_class) {
-  const std::uint64_t bytes = folder_.superblock().segment_bytes;
+Status Store::check_room(std::uint32_t path, std::uint64_t bytes) {
   const auto free = folder_.free_bytes(path);
-  if (!free) {
-    path_result(path, PathUse::kWrite, free.error());
-    return free.error();
-  }
+  if (!free) return free.error();
   if (*free < bytes || *free - bytes < options_.free_space_floor) {
     return Error{Code::kNoSpace, folder_.paths()[path].folder + ": " + human_bytes(*free) +
                                      " free; another segment of " + human_bytes(bytes) +
                                      " would not leave free_space_floor (" + human_bytes(options_.free_space_floor) +
                                      "); free space there or lower free_space_floor"};
   }
+  return {};
+}
+
+// This process holds the id. On several paths: striped over them, the first being the segment's own. `to_blame`: on
+// which of them it failed.
+Status Store::create_segment(std::uint32_t id, std::span<const std::uint32_t> paths, const ObjectGeometry& object,
+                             std::uint32_t& to_blame) {
+  const std::uint64_t bytes = folder_.superblock().segment_bytes;
+  const SlotClass slot_class = object.slot_class();
+  const std::uint64_t unit = stripe_unit(object, static_cast<std::uint32_t>(paths.size()));
+  Stripes stripes;
+  if (paths.size() > 1) {
+    stripes = Stripes::plan(bytes, slot_class, unit, paths);
+    if (!stripes) return Error{Code::kNoSpace, "no object of this size fits a striped segment"};
+    if (::getrandom(&stripes.nonce, sizeof stripes.nonce, 0) != static_cast<ssize_t>(sizeof stripes.nonce)) {
+      return errno_error(errno, "getrandom");
+    }
+  }
+  for (std::uint32_t i = 0; i < paths.size(); ++i) {
+    to_blame = paths[i];
+    const Status room = check_room(paths[i], stripes ? stripes.bytes_of(i) : bytes);
+    if (room) continue;
+    path_result(paths[i], PathUse::kWrite, room);
+    return room;
+  }
+  const std::uint32_t path = to_blame = paths.front();
   LiveSegment& s = live(id);
-  const SegmentGeometry geometry = SegmentGeometry::of(bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
-  if (Status status = table_.reserve_records(id, geometry.slots); !status) return status;
+  const SegmentGeometry most = SegmentGeometry::of(bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
+  if (Status status = table_.reserve_records(id, most.slots); !status) return status;
   std::atomic<std::uint32_t>& next = table_.header().paths[path].next_number;
   const std::uint32_t number = next.fetch_add(1);
   if (number >= kMaxSegments) {
@@ -217,22 +252,28 @@ Status Store::create_segment(std::uint32_t id, std::uint32_t path, SlotClass slo
   }
   s.path.store(path);
   s.number.store(number);
+  s.all_paths.store(stripes ? stripes.mask() : 1u << path);
   s.state.store(SegmentState::kCreating);
   std::uint32_t known = table_.header().segments_end.load();
   while (known <= id && !table_.header().segments_end.compare_exchange_weak(known, id + 1)) {
   }
-  auto created = Segment::create(*device_, s, segment_path(id), id, folder_.superblock().uuid, bytes, slot_class);
+  Segment::Blame blame;
+  auto created = Segment::create(*device_, s, folder_, id, slot_class, stripes, unit, blame);
   Status status = created ? folder_.sync_segments_folder(path) : Status(created.error());
-  path_result(path, PathUse::kWrite, status);
-  if (!status) {
+  to_blame = blame.path;
+  if (status) {
+    for (const std::uint32_t one : paths) path_result(one, PathUse::kWrite, status);
+  } else {
+    path_result(blame.path, PathUse::kWrite, status);
+    if (created) created->reset();
     (void)folder_.remove_segment(name_of(id));
     std::uint32_t taken = number + 1;
     next.compare_exchange_strong(taken, number);
     return status;
   }
-  adopt_segment(std::move(*created));
+  Segment* own = adopt_segment(std::move(*created));
   for (auto& count : s.counts) count.store(0);
-  s.counts[static_cast<std::size_t>(SlotState::kFree)].store(geometry.slots);
+  s.counts[static_cast<std::size_t>(SlotState::kFree)].store(own->geometry().slots);
   s.doubtful.store(0);
   s.state.store(SegmentState::kReady);
   return {};
@@ -258,15 +299,22 @@ std::size_t Store::evict(SlotClass slot_class, std::size_t need) {
   return freed;
 }
 
+std::uint32_t Store::room_in(Segment& segment, const ObjectGeometry& object) const {
+  return segment.room_for(object.slot_class(), unit_in(segment, object)).slots;
+}
+
 // A segment of another class to turn into this one: when this class has too little to evict from, or when the other
 // class holds the coldest object of the store. Null if there is none that can be drained now.
-Segment* Store::choose_victim(SlotClass slot_class) {
+Segment* Store::choose_victim(const ObjectGeometry& object) {
+  const SlotClass slot_class = object.slot_class();
   const std::vector<SlotClass> classes = index_.classes();
   if (classes.empty() || (classes.size() == 1 && classes.front() == slot_class)) return nullptr;
   std::vector<std::uint32_t> others;
   std::optional<std::uint32_t> empty;
   for_each_segment([&](std::uint32_t id, SegmentState state) {
     if (state != SegmentState::kReady || index_.class_of(id) == slot_class) return;
+    Segment* own = segment(id);
+    if (own == nullptr || room_in(*own, object) == 0) return;
     others.push_back(id);
     if (!empty && count_of(live(id), SlotState::kFree) == live(id).slots.load()) empty = id;
   });
@@ -328,12 +376,12 @@ bool Store::drain(Segment& segment) {
 }
 
 // Every slot is free and nobody else writes in it.
-Status Store::reclass(Segment& segment, SlotClass slot_class) {
+Status Store::reclass(Segment& segment, SlotClass slot_class, std::uint64_t unit) {
   LiveSegment& s = segment.live();
   Status status;
   {
     const std::lock_guard io(segment.io_mutex());
-    status = segment.reclass(slot_class);
+    status = segment.reclass(slot_class, unit);
   }
   if (status) {
     const std::uint32_t slots = s.slots.load();
@@ -348,14 +396,14 @@ Status Store::reclass(Segment& segment, SlotClass slot_class) {
   return status;
 }
 
-Result<bool> Store::convert_segment(SlotClass slot_class) {
+Result<bool> Store::convert_segment(const ObjectGeometry& object) {
+  const SlotClass slot_class = object.slot_class();
   const std::lock_guard grow(grow_mutex_);
-  Segment* victim = choose_victim(slot_class);
+  Segment* victim = choose_victim(object);
   if (victim == nullptr || !claim_alone(*victim)) return false;
   LiveSegment& s = victim->live();
-  const SegmentGeometry geometry =
-      SegmentGeometry::of(folder_.superblock().segment_bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
-  Status status = table_.reserve_records(victim->id(), geometry.slots);
+  const std::uint64_t unit = unit_in(*victim, object);
+  Status status = table_.reserve_records(victim->id(), room_in(*victim, object));
   if (!status || s.state.load() != SegmentState::kReady || victim->slot_class() == slot_class || !drain(*victim)) {
     SegmentState undone = SegmentState::kDraining;
     s.state.compare_exchange_strong(undone, SegmentState::kReady);
@@ -364,7 +412,7 @@ Result<bool> Store::convert_segment(SlotClass slot_class) {
     return false;
   }
   s.state.store(SegmentState::kReclassing);
-  status = reclass(*victim, slot_class);
+  status = reclass(*victim, slot_class, unit);
   release(*victim);
   if (!status) return status.error();
   return true;

@@ -226,9 +226,9 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
   auto place = folder.lock_process();
   if (!place) return place.error();
   if (Status status = table->reserve_process(*place); !status) return status.error();
-  allow_open_files(sizes.max_segments + std::uint64_t{kFilesBesideSegments});
-  auto store =
-      std::make_unique<Store>(Passkey(), std::move(folder), options, std::move(*device), std::move(*table), *place);
+  allow_open_files(sizes.max_segments * std::uint64_t{folder.paths().known()} + kFilesBesideSegments);
+  auto store = std::make_unique<Store>(Passkey(), std::move(folder), options,
+                                       std::make_unique<StripedDevice>(std::move(*device)), std::move(*table), *place);
   store->notes_ = std::move(notes);
   if (Status status = store->join_paths(alone); !status) return status.error();
   store->join();
@@ -245,7 +245,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
   return store;
 }
 
-Store::Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device,
+Store::Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<StripedDevice> device,
              LiveTable table, std::uint32_t self)
     : folder_(std::move(folder)),
       options_(options),
@@ -335,7 +335,7 @@ Status Store::leave() {
 
 std::uint32_t Store::max_segments() const { return segments_of(folder_.superblock()); }
 
-Segment* Store::segment(std::uint32_t id, std::optional<Error>* why) {
+Segment* Store::segment(std::uint32_t id, std::optional<Error>* why, std::uint32_t* to_blame) {
   if (Segment* known = opened_[id].load(std::memory_order_acquire)) return known;
   const std::lock_guard lock(open_mutex_);
   if (Segment* known = opened_[id].load()) return known;
@@ -345,10 +345,16 @@ Segment* Store::segment(std::uint32_t id, std::optional<Error>* why) {
     if (why != nullptr) *why = Error{Code::kBusy, segment_path(id) + ": is being created"};
     return nullptr;
   }
-  const StoreSuperblock& s = folder_.superblock();
-  auto opened = Segment::open(*device_, live(id), segment_path(id), id, s.uuid, s.segment_bytes);
+  Segment::Blame blame;
+  auto opened = Segment::open(*device_, live(id), folder_, id, blame);
   if (!opened) {
     if (why != nullptr) *why = opened.error();
+    if (to_blame != nullptr) {
+      *to_blame = blame.path;
+    } else if (why != nullptr) {
+      path_result(blame.path, PathUse::kRead, opened.error());
+      (*why)->os_error = 0;
+    }
     return nullptr;
   }
   segments_.push_back(std::move(*opened));
@@ -514,7 +520,10 @@ void Store::stats(tardis_stats& out) {
 
 void Store::write_paths(JsonWriter& json) const {
   std::array<std::uint64_t, kMaxPaths> segments{};
-  for_each_segment([&](std::uint32_t id, SegmentState) { ++segments[live(id).path.load()]; });
+  for_each_segment([&](std::uint32_t id, SegmentState) {
+    const std::uint32_t all = live(id).all_paths.load();
+    for (std::uint32_t path = 0; path < kMaxPaths; ++path) segments[path] += all >> path & 1;
+  });
   json.begin_array("paths");
   for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
     const StorePath& own = folder_.paths()[path];

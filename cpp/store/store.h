@@ -18,6 +18,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -32,7 +33,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "block/block_device.h"
+#include "block/striped_device.h"
 #include "store/checkpoint.h"
 #include "store/folder.h"
 #include "store/format.h"
@@ -45,6 +46,9 @@ namespace tardis {
 
 class JsonWriter;
 
+// Whether an object lies on one path, or its layers on all.
+enum class Placement : std::uint8_t { kObjects, kLayers };
+
 struct StoreOptions {
   BlockDeviceOptions device;
   std::uint64_t capacity_bytes = 0;
@@ -55,6 +59,7 @@ struct StoreOptions {
   std::uint32_t flush_milliseconds = 50;
   std::uint32_t checkpoint_seconds = 300;  // 0: only when the store is closed
   bool verify_reads = true;
+  Placement placement = Placement::kObjects;           // of new segments, where there are several paths
   std::string live_folder = "/dev/shm";                // a tmpfs, the same for every process of the store
   std::optional<std::vector<std::string>> more_paths;  // further folders; nothing: those that the store has
 };
@@ -71,8 +76,8 @@ class Store {
       const std::string& folder, const BlockDeviceOptions& options, int keep_open_fd)>;
   static Result<std::unique_ptr<Store>> open(const std::string& folder, const StoreOptions& options, bool create,
                                              const DeviceFactory& make_device = open_block_device);
-  Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<BlockDevice> device, LiveTable table,
-        std::uint32_t self);
+  Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<StripedDevice> device,
+        LiveTable table, std::uint32_t self);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
@@ -169,6 +174,7 @@ class Store {
   struct Found;  // an object that a header tells of
   Status recover();
   Status load_segments(const Checkpoint& checkpoint, std::vector<Found>& found);
+  Result<std::unique_ptr<Segment>> load_segment(std::uint32_t id, SegmentName name, SegmentImage& image);
   Result<std::map<SegmentName, std::string>> find_segments();
   std::vector<Segment*> load_checkpoint(const Checkpoint& checkpoint, const std::vector<Segment*>& segments);
   Status scan_segment(Segment& segment, const SegmentImage& image, std::vector<Found>& found);
@@ -204,15 +210,26 @@ class Store {
   // paths.cpp's folders in use: path_faults.cpp
   bool path_in_use(std::uint32_t path) const { return table_.header().paths[path].state.load() == PathState::kInUse; }
   std::uint32_t paths_in_use() const;
+  // A path that is out and has a file of this segment; kMaxPaths: none.
+  std::uint32_t path_out(std::uint32_t id) const {
+    for (std::uint32_t left = live(id).all_paths.load(); left != 0; left &= left - 1) {
+      const auto path = static_cast<std::uint32_t>(std::countr_zero(left));
+      if (!path_in_use(path)) return path;
+    }
+    return kMaxPaths;
+  }
   // What a batch met on a path: everything it asked failed there, or something succeeded.
   void path_result(std::uint32_t path, PathUse use, bool works, const std::string& problem);
   void path_result(std::uint32_t path, PathUse use, const Status& status);
+  // Of the whole segment: with stripes, each path is told what was met there.
+  void path_result(Segment& segment, PathUse use, const Status& status);
   static bool is_path_fault(int os_error);
   // What the requests of one batch met, by path.
   struct PathTally {
     std::array<std::uint32_t, kMaxPaths> worked{}, failed{};
     std::array<int, kMaxPaths> error{};
     void add(std::uint32_t path, int os_error);
+    void add(Segment& segment, PathUse use, int os_error);
   };
   void tell_paths(const PathTally& tally, PathUse use);
   void take_out(std::uint32_t path, const std::string& problem);
@@ -222,22 +239,31 @@ class Store {
   void write_paths(JsonWriter& json) const;
   // space.cpp
   // `failure`: why fewer than asked were found, or why the store could not grow.
-  Reservation reserve(SlotClass slot_class, std::size_t need, std::optional<Error>& failure);
+  Reservation reserve(const ObjectGeometry& object, std::size_t need, std::optional<Error>& failure);
   struct Share {
     std::uint32_t path;
     std::size_t slots;
   };
   std::vector<Share> shares(SlotClass slot_class, std::size_t need);
   void take_free(SlotClass slot_class, std::size_t need, std::optional<std::uint32_t> path, Reservation& out);
-  Result<bool> grow(SlotClass slot_class, std::optional<std::uint32_t> path);
-  Status create_segment(std::uint32_t id, std::uint32_t path, SlotClass slot_class);
+  Result<bool> grow(const ObjectGeometry& object, std::optional<std::uint32_t> path);
+  Status create_segment(std::uint32_t id, std::span<const std::uint32_t> paths, const ObjectGeometry& object,
+                        std::uint32_t& to_blame);
+  Status check_room(std::uint32_t path, std::uint64_t bytes);
   std::uint64_t room_to_grow(std::uint32_t path) const;  // bytes of new segments
   std::size_t evict(SlotClass slot_class, std::size_t need);
-  Result<bool> convert_segment(SlotClass slot_class);
-  Segment* choose_victim(SlotClass slot_class);
+  Result<bool> convert_segment(const ObjectGeometry& object);
+  std::uint32_t room_in(Segment& segment, const ObjectGeometry& object) const;  // slots, if it were of this class
+  Segment* choose_victim(const ObjectGeometry& object);
   bool drain(Segment& segment);
-  Status reclass(Segment& segment, SlotClass slot_class);
+  Status reclass(Segment& segment, SlotClass slot_class, std::uint64_t unit);
   std::uint32_t max_segments() const;
+  // striping.cpp
+  Status create_striped(std::uint32_t id, const ObjectGeometry& object);
+  Result<std::map<std::pair<SegmentName, std::uint32_t>, std::string>> find_stripes();
+  void reserve_for_absent(std::map<SegmentName, std::string>& files);
+  Status remove_stray_stripes(const std::map<SegmentName, std::uint32_t>& whole,
+                              const std::map<SegmentName, std::string>& unreadable);
   // writer.cpp: the steps of set()
   void store_pages(SetCall& set, const std::vector<std::size_t>& wanted);
   void choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::vector<std::size_t>& elsewhere);
@@ -263,7 +289,8 @@ class Store {
   Result<bool> erase_in(Segment& segment, const Selection& selection, std::uint64_t& pages);
 
   // Opens the file if this process has not yet; null if that fails or there is no such segment.
-  Segment* segment(std::uint32_t id, std::optional<Error>* why = nullptr);
+  // Only with `to_blame`, which path it was, does *why carry an error that may count against a path.
+  Segment* segment(std::uint32_t id, std::optional<Error>* why = nullptr, std::uint32_t* to_blame = nullptr);
   Segment* adopt_segment(std::unique_ptr<Segment> segment);
   Result<const ObjectGeometry*> geometry_of(NamespaceId space) const;
   std::optional<NamespaceId> find_namespace(const Fingerprint& fingerprint) const;
@@ -272,7 +299,7 @@ class Store {
   // As its own word says, but nothing on a path that is out can be used.
   SegmentState state_of(std::uint32_t id) const {
     const SegmentState state = live(id).state.load();
-    return state == SegmentState::kReady && !path_in_use(live(id).path.load()) ? SegmentState::kUnreadable : state;
+    return state == SegmentState::kReady && path_out(id) < kMaxPaths ? SegmentState::kUnreadable : state;
   }
   SegmentName name_of(std::uint32_t id) const { return {live(id).path.load(), live(id).number.load()}; }
   std::string segment_path(std::uint32_t id) const { return folder_.segment_path(name_of(id)); }
@@ -281,7 +308,7 @@ class Store {
 
   StoreFolder folder_;
   StoreOptions options_;
-  std::unique_ptr<BlockDevice> device_;
+  std::unique_ptr<StripedDevice> device_;
   PathReport path_report_;
   std::vector<std::string> notes_;  // what recovery found, in readable lines; fixed after open()
 

@@ -29,7 +29,7 @@ using Progress = std::function<bool(std::uint64_t, std::uint64_t)>;
 
 class Verification {
  public:
-  Verification(const StoreFolder& folder, BlockDevice& device) : folder_(folder), device_(device) {}
+  Verification(const StoreFolder& folder, StripedDevice& device) : folder_(folder), device_(device) {}
 
   Status scan();
   Status read_payloads(const Progress& progress);
@@ -42,7 +42,7 @@ class Verification {
   void fault(const Checked& checked, std::uint64_t& counter, std::uint32_t slot, const std::string& what);
 
   const StoreFolder& folder_;
-  BlockDevice& device_;
+  StripedDevice& device_;
   VerifyResult result_;
   std::vector<Checked> segments_;
   std::uint64_t claimed_bytes_ = 0;
@@ -70,7 +70,8 @@ Status Verification::scan() {
     live->path.store(name.path);
     live->number.store(name.number);
     SegmentImage image;
-    auto segment = Segment::load(device_, *live, file, name.word(), store.uuid, store.segment_bytes, image);
+    Segment::Blame blame;
+    auto segment = Segment::load(device_, *live, folder_, name.word(), image, blame);
     if (!segment && segment.error().code == Code::kNotFound) continue;
     Result<SegmentTable*> table = segment ? (*segment)->table() : Result<SegmentTable*>(segment.error());
     if (!table) {
@@ -206,7 +207,8 @@ Result<VerifyResult> verify_store(const std::string& path, bool repair, const Pr
   options.more_folders = paths.more_present();
   auto device = open_block_device(path, options, folder.lock_fd());
   if (!device) return device.error();
-  Verification verification(folder, **device);
+  StripedDevice striped(std::move(*device));
+  Verification verification(folder, striped);
   for (const std::string& missing : paths.missing()) verification.problem("not verified: " + missing);
   if (Status status = verification.scan(); !status) return status.error();
   if (Status status = verification.read_payloads(progress); !status) return status.error();

@@ -147,7 +147,7 @@ void Store::store_pages(SetCall& set, const std::vector<std::size_t>& wanted) {
   if (wanted.empty()) return;
   Pinned pinned(index_);
   for (const std::size_t i : wanted) pinned.add(short_key(set.hashes[i]), set.parent_of(i));
-  Reservation reserved = reserve(set.geometry.slot_class(), wanted.size(), set.failure);
+  Reservation reserved = reserve(set.geometry, wanted.size(), set.failure);
   std::vector<Ticket> tickets = issue_tickets(set, wanted, reserved);
   if (!tickets.empty()) {
     Transfer payload(*device_, IoRequest::Op::kWrite, paths_in_use() > 1);
@@ -199,7 +199,7 @@ void Store::write_payloads(SetCall& set, std::vector<Ticket>& tickets, Transfer&
   }
   if (payload.size() > 0) payload.run(/*digests=*/true);
   PathTally tally;
-  for (std::size_t k = 0; k < payload.size(); ++k) tally.add(tickets[k].owner->on_path(), payload.error(k));
+  for (std::size_t k = 0; k < payload.size(); ++k) tally.add(*tickets[k].owner, PathUse::kWrite, payload.error(k));
   tell_paths(tally, PathUse::kWrite);
   for (std::size_t k = 0; k < payload.size(); ++k) {
     if (payload.error(k) == 0) continue;
@@ -240,10 +240,10 @@ void Store::publish(SetCall& set, std::vector<Ticket>& tickets, const Transfer& 
       fail_from(tickets, k);
       continue;
     }
-    if (published == Index::Published::kDuplicate) continue;  // another call stored it meanwhile
-    if (!path_in_use(ticket.owner->on_path())) {              // see forget_path()
+    if (published == Index::Published::kDuplicate) continue;                        // another call stored it meanwhile
+    if (const std::uint32_t out = path_out(ticket.owner->id()); out < kMaxPaths) {  // see forget_path()
       if (const auto entry = index_.read(ticket.slot)) index_.unpublish(*entry);
-      set.failure = Error{Code::kIo, "path " + folder_.paths()[ticket.owner->on_path()].folder + ": was taken out"};
+      set.failure = Error{Code::kIo, "path " + folder_.paths()[out].folder + ": was taken out"};
       fail_from(tickets, k);
       continue;
     }

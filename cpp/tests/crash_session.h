@@ -24,6 +24,7 @@ struct Workload {
   std::size_t users = 1;
   std::uint64_t flush_bytes = 256u << 20;
   bool two_paths = false;
+  Placement placement = Placement::kObjects;
 };
 
 inline void PrintTo(const Workload& workload, std::ostream* out) { *out << workload.name; }
@@ -32,6 +33,7 @@ inline StoreOptions options_of(const Workload& workload, const std::string& fold
   StoreOptions options = small_store(workload.segments);
   options.more_paths.emplace();
   if (workload.two_paths) options.more_paths->push_back(folder + "/more");
+  options.placement = workload.placement;
   options.flush_bytes = workload.flush_bytes;
   return options;
 }
@@ -257,8 +259,24 @@ class Session {
         newest = h.generation;
         const std::uint64_t byte = random_() % h.part_count * h.part_stride + random_() % h.part_bytes;
         found = {name, s.payload_offset + slot * s.slot_bytes + byte};
+        if (s.stripes > 0) found = in_stripes(s, found->second);
       }
     }
+    return found;
+  }
+
+  static std::pair<std::string, std::uint64_t> in_stripes(const SegmentSuperblock& s, std::uint64_t offset) {
+    std::pair<std::string, std::uint64_t> found;
+    StripeMap{s.payload_offset, s.stripe_unit, s.stripes}.pieces(
+        offset, 1, [&](std::uint32_t file, std::uint64_t at, std::uint64_t) {
+          char name[32];
+          if (file == 0) {
+            std::snprintf(name, sizeof name, "%06u.seg", s.segment);
+          } else {
+            std::snprintf(name, sizeof name, "%06u-%02u.part", s.segment, s.stripe_paths[0]);
+          }
+          found = {std::string(s.stripe_paths[file] == 0 ? "" : "more/") + "segments/" + name, at};
+        });
     return found;
   }
 

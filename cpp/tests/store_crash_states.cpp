@@ -36,6 +36,29 @@ const Workload kWorkloads[] = {
     // Segments in two folders, which may be on two drives.
     {"TwoPaths", {{{1, {100'000}}, {2, {50'000}}}}, 4, 6, 8, false, {24, 6, 10, 2, 3, 8, 0}, 1, 256u << 20, true},
     {"TwoPathsFull", {{{1, {150'000}}, {2, {75'000}}}}, 3, 14, 8, true, {28, 6, 8, 1, 1, 5, 0}, 2, 256u << 20, true},
+    // Each segment in both.
+    {"TwoPathsStriped",
+     {{{2, {50'000}}, {4, {20'000, 5000}}}},
+     4,
+     6,
+     8,
+     false,
+     {24, 6, 10, 2, 3, 8, 6},
+     1,
+     256u << 20,
+     true,
+     Placement::kLayers},
+    {"TwoPathsStripedFull",
+     {{{2, {75'000}}, {1, {300'000}}}},
+     3,
+     14,
+     8,
+     true,
+     {28, 6, 8, 1, 1, 5, 0},
+     2,
+     256u << 20,
+     true,
+     Placement::kLayers},
 };
 
 std::uint64_t setting(const char* name, std::uint64_t otherwise) {

@@ -1,64 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store over several folders: where objects go, and what is left when a folder is missing, fails or is forgotten.
-#include <atomic>
-#include <mutex>
-
 #include "store/folder.h"
+#include "store_broken_folder.h"
 #include "store_support.h"
 
 namespace tardis::testing {
 namespace {
 
 namespace fs = std::filesystem;
-
-// What fails in the files of one folder; 0: nothing.
-struct BrokenFolder {
-  std::string prefix;
-  std::atomic<int> open{0}, read{0}, write{0}, flush{0};
-  void all(int error) {
-    for (auto* one : {&open, &read, &write, &flush}) one->store(error);
-  }
-};
-
-class PathFaultDevice : public WrappedDevice {
- public:
-  PathFaultDevice(std::unique_ptr<BlockDevice> inner, std::shared_ptr<BrokenFolder> broken)
-      : WrappedDevice(std::move(inner)), broken_(std::move(broken)) {}
-
-  Result<FileId> open_file(const std::string& path, bool create, bool writable) override {
-    const bool there = path.starts_with(broken_->prefix);
-    if (there && broken_->open != 0) return errno_error(broken_->open, path);
-    auto file = inner_->open_file(path, create, writable);
-    const std::lock_guard lock(mutex_);
-    if (file) there_[*file] = there;
-    return file;
-  }
-  void run(std::span<IoRequest> requests, const Completion& on_complete) override {
-    for (IoRequest& request : requests) {
-      const int error = request.op == IoRequest::Op::kRead ? broken_->read : broken_->write;
-      if (is_there(request.file) && error != 0) {
-        request.error = error;
-        if (on_complete) on_complete(request);
-      } else {
-        inner_->run({&request, 1}, on_complete);
-      }
-    }
-  }
-  Status flush(FileId file) override {
-    if (is_there(file) && broken_->flush != 0) return errno_error(broken_->flush, "fdatasync (injected)");
-    return inner_->flush(file);
-  }
-
- private:
-  bool is_there(FileId file) {
-    const std::lock_guard lock(mutex_);
-    return there_[file];
-  }
-
-  std::shared_ptr<BrokenFolder> broken_;
-  std::mutex mutex_;
-  std::map<FileId, bool> there_;
-};
 
 class StorePathsTest : public ::testing::Test {
  protected:
@@ -74,14 +23,7 @@ class StorePathsTest : public ::testing::Test {
   std::unique_ptr<Store> open(const StoreOptions& o) const { return open_store(home(), o); }
   std::unique_ptr<Store> open_breakable(const StoreOptions& o) {
     broken->prefix = second() + "/";
-    return open_store(
-        home(), o, true,
-        [this](const std::string& folder, const BlockDeviceOptions& device,
-               int fd) -> Result<std::unique_ptr<BlockDevice>> {
-          auto inner = open_block_device(folder, device, fd);
-          if (!inner) return inner.error();
-          return std::unique_ptr<BlockDevice>(std::make_unique<PathFaultDevice>(std::move(*inner), broken));
-        });
+    return open_store(home(), o, true, breakable(broken));
   }
   static std::size_t segments_in(const std::string& folder) {
     std::size_t count = 0;
@@ -464,14 +406,7 @@ TEST_F(StorePathsTest, ADeletionThatAPathCannotDoTakesItOutAndHolds) {
 
 TEST_F(StorePathsTest, TheLastPathIsNeverTakenOut) {
   broken->prefix = home() + "/";
-  auto store =
-      open_store(home(), options(std::vector<std::string>()), true,
-                 [this](const std::string& folder, const BlockDeviceOptions& device,
-                        int fd) -> Result<std::unique_ptr<BlockDevice>> {
-                   auto inner = open_block_device(folder, device, fd);
-                   if (!inner) return inner.error();
-                   return std::unique_ptr<BlockDevice>(std::make_unique<PathFaultDevice>(std::move(*inner), broken));
-                 });
+  auto store = open_store(home(), options(std::vector<std::string>()), true, breakable(broken));
   Space space(*store, 1, {});
   ASSERT_EQ(space.put(1, 0, 64), 64u);
   broken->read = EIO;

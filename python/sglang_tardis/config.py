@@ -119,6 +119,14 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "Space that always stays free on the file system of each folder; the store does not grow below it there."
         ),
     ] = "2GiB"
+    placement: Annotated[
+        Literal["objects", "layers"],
+        Meta(
+            description="Where `path` is a list: `objects` puts each page into one folder, which is best for batches "
+            "of pages; `layers` puts the layers of each page into all folders in turn, so that a single large page is "
+            "read from all drives at once. Of what is allocated from now on."
+        ),
+    ] = "objects"
     engine: Annotated[
         Literal["auto", "io_uring", "sync"],
         Meta(
@@ -258,6 +266,7 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             shared_memory=self.shared_memory,
             verify_reads=self.verify_reads,
             more_paths=self.more_paths,
+            placement=self.placement,
         )
 
 

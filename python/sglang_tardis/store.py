@@ -181,6 +181,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
             those that the store has. A list is exact: a folder that the store has and that is not named is forgotten,
             with the pages there, so `()` leaves the store its own folder only. Every process that has the store open
             must name the same (or None).
+        placement: with several folders, "objects" puts an object into one of them, "layers" its parts into all in
+            turn. Of segments made from now on; both kinds may be in one store.
     """
 
     capacity_bytes: int = 0
@@ -198,10 +200,12 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory: str = "/dev/shm"
     verify_reads: bool = True
     more_paths: Sequence[str | os.PathLike[str]] | None = None
+    placement: Literal["objects", "layers"] = "objects"
 
     def _settings(self) -> dict[str, int | str | list[str] | None]:
         settings = msgspec.structs.asdict(self)
         settings["engine"] = ("auto", "io_uring", "sync").index(self.engine)
+        settings["placement"] = ("objects", "layers").index(self.placement)
         settings["direct"] = ("auto", "on", "off").index(settings.pop("direct_io"))
         if self.more_paths is not None:
             settings["more_paths"] = _further_folders(self.more_paths)

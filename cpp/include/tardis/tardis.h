@@ -37,6 +37,8 @@ typedef enum tardis_code {
 typedef struct tardis_store tardis_store;
 
 typedef enum tardis_engine { TARDIS_ENGINE_AUTO = 0, TARDIS_ENGINE_IO_URING = 1, TARDIS_ENGINE_SYNC = 2 } tardis_engine;
+/* Where there are several folders: whether an object lies whole in one of them, or its parts in all. */
+typedef enum tardis_placement { TARDIS_PLACEMENT_OBJECTS = 0, TARDIS_PLACEMENT_LAYERS = 1 } tardis_placement;
 typedef enum tardis_direct { TARDIS_DIRECT_AUTO = 0, TARDIS_DIRECT_ON = 1, TARDIS_DIRECT_OFF = 2 } tardis_direct;
 
 typedef struct tardis_options {
@@ -60,6 +62,7 @@ typedef struct tardis_options {
    * NULL: those that the store has. What it has and is not named here is forgotten, with the objects there. */
   const char* const* more_paths;
   uint32_t more_paths_count;
+  uint32_t placement; /* tardis_placement, of what is made from now on */
 } tardis_options;
 
 /* How one object lies in memory and on disk (docs/on-disk-format.md). An object is `parts` parts ("layers" in the

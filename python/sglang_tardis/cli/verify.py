@@ -78,7 +78,8 @@ def _in_words(report: dict[str, Any], live: bool, repaired: bool) -> str:
         return (
             f"{report['objects']} pages ({human_bytes(report['bytes'])}) were read through the store: "
             f"{report['bad_payloads']} corrupt, {report['bad_headers']} broken headers; "
-            f"{report['gone']} were gone by then, {report['unknown']} belong to namespaces without a description and were not read"
+            f"{report['gone']} were gone by then, {report['unknown']} belong to namespaces without a description and "
+            "were not read"
         )
     torn = "not to be judged now (being written, or left by an eviction)" if live else "cut short by a crash (no fault)"
     return (
