@@ -28,11 +28,6 @@ from cli_stores import (
 )
 
 
-@pytest.fixture(autouse=True)
-def no_configuration(monkeypatch):
-    monkeypatch.delenv("TARDIS_CONFIG", raising=False)
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     pytest.importorskip("sglang_tardis._core", reason="the C++ core is not built: pip install .")

@@ -68,3 +68,30 @@ def processes_early(request):
     """Have SGLang imported for the ranks on another core while other tests run, if their tests will."""
     if any("processes" in getattr(item, "fixturenames", ()) for item in request.session.items):
         request.getfixturevalue("processes")
+
+
+@pytest.fixture
+def open_storage(tmp_path):
+    """Opens backends and closes them after the test."""
+    from host_pools import storage_config
+    from sglang_tardis.sglang.seams import attaching_controller
+    from sglang_tardis.sglang.storage import TardisStorage
+
+    opened = []
+
+    def make(pool, device=None, folder=None, **changes):
+        class Controller:
+            mem_pool_device = device
+
+        token = attaching_controller.set(Controller)
+        try:
+            mla = "MLA" in type(pool).__name__
+            storage = TardisStorage(storage_config(folder or tmp_path / "store", mla=mla, **changes), pool)
+        finally:
+            attaching_controller.reset(token)
+        opened.append(storage)
+        return storage
+
+    yield make
+    for storage in opened:
+        storage.close()

@@ -25,6 +25,9 @@ class Recorder:
         self.calls.append(threading.current_thread())
         self.known[address] = size
 
+    def stats(self):
+        return {"registered_bytes": sum(self.known.values())}
+
     def unregister_memory(self, address):
         del self.known[address]
 

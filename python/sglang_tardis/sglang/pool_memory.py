@@ -57,6 +57,12 @@ class PoolMemory:
                 logger.info("tardis: %d bytes of the host pool are not registered: %s", storage.nbytes(), error)
                 continue
             self._done.append(storage.data_ptr())
+        stats = self._store.stats()
+        logger.info(
+            "tardis: %.2f GiB of the host pool registered with io_uring, %.2f GiB not",
+            stats.get("registered_bytes", 0) / 2**30,
+            stats.get("not_registered_bytes", 0) / 2**30,
+        )
 
     def wait(self) -> None:
         """Return when everything that can be registered is."""

@@ -154,7 +154,7 @@ class TardisStorage(HiCacheStorage):
                 self._shape,
                 layout,
                 weights_revision=self._config.weights_revision,
-                device_pool=_device_pool(self._controller),
+                device_pool=getattr(self._controller, "mem_pool_device", None),
                 settings=self._settings,
                 loaded_at=weight_updates.loaded_at() if weight_updates.current() is None else None,
             )
@@ -244,11 +244,11 @@ class TardisStorage(HiCacheStorage):
         if store is None:
             return
         try:
-            if self._pool_memory is not None:
-                self._pool_memory.release()
             if self._metrics is not None:
                 self._metrics.update(store.stats())
             store.close()
+            if self._pool_memory is not None:  # only now is no request under way
+                self._pool_memory.release()
         except Exception:
             logger.exception("tardis: closing the store %s failed", self._config.folder)
 
@@ -592,10 +592,6 @@ class TardisStorage(HiCacheStorage):
             return
         with contextlib.suppress(Exception):
             self._log.warning(what, "tardis: a %s of %d pages failed and counts as a miss", what, pages, exc_info=True)
-
-
-def _device_pool(controller: Any) -> Any:
-    return getattr(controller, "mem_pool_device", None)
 
 
 def _transfer_result(pages: int, hits: dict[str, int]) -> PoolTransferResult:
