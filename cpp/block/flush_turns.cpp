@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace tardis {
 namespace {
@@ -32,31 +33,45 @@ std::uint64_t FlushTurns::end_read(std::uint64_t mark, std::uint64_t oldest) {
   return begun + 1 - mark;
 }
 
-bool FlushTurns::try_begin(bool at_any_rate) {
-  std::uint64_t word = shared_.turn.load();
-  const std::uint64_t holder = word & kHolder;
+// `pass_over`: the holder has not moved for long. `at_any_rate`: reads have been waited for long enough.
+bool FlushTurns::try_begin(std::uint64_t word, bool pass_over, bool at_any_rate) {
+  const std::uint64_t holder = word & kHolder, count = word >> kCountShift, own = shared_.place + 1;
   if (holder != 0) {
     // What a killed process began has ended, or will without it. In this process one flush waits at a time, so what
     // its place holds was left by one that had the place before.
-    if (holder - 1 != shared_.place && shared_.alive(static_cast<std::uint32_t>(holder - 1))) return false;
-    shared_.turn.compare_exchange_strong(word, word >> kCountShift << kCountShift);
+    const bool gone = holder == own || !shared_.alive(static_cast<std::uint32_t>(holder - 1));
+    if (!gone && !pass_over) return false;
+    held_ = (count + 1) << kCountShift | kBegun | own;
+    if (!gone) return shared_.turn.compare_exchange_strong(word, held_);
+    shared_.turn.compare_exchange_strong(word, count << kCountShift);
     return false;
   }
-  if (!shared_.turn.compare_exchange_strong(word, word | (shared_.place + 1))) return false;
-  const std::uint64_t count = word >> kCountShift;
-  if (at_any_rate || shared_.all_reads_since(count + 1)) {
-    shared_.turn.store((count + 1) << kCountShift | kBegun | (shared_.place + 1));
-    return true;
-  }
-  shared_.turn.store(word);
-  return false;
+  // Every change is from the word that was seen: whoever was passed over meanwhile finds another, and changes nothing.
+  std::uint64_t trying = count << kCountShift | own;
+  if (!shared_.turn.compare_exchange_strong(word, trying)) return false;
+  held_ = (count + 1) << kCountShift | kBegun | own;
+  const bool may = at_any_rate || shared_.all_reads_since(count + 1);
+  return shared_.turn.compare_exchange_strong(trying, may ? held_ : count << kCountShift) && may;
 }
 
 void FlushTurns::begin_flush() {
-  const auto patient_until = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
-  while (!try_begin(std::chrono::steady_clock::now() >= patient_until)) std::this_thread::sleep_for(kPause);
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPatience{kPatienceMs};
+  const Clock::time_point began = Clock::now();
+  Clock::time_point moved = began;
+  std::uint64_t last = shared_.turn.load();
+  while (true) {
+    const std::uint64_t word = shared_.turn.load();
+    const Clock::time_point now = Clock::now();
+    if (std::exchange(last, word) != word) moved = now;
+    if (try_begin(word, now - moved >= kPatience, now - began >= kPatience)) return;
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
-void FlushTurns::end_flush() { shared_.turn.store(shared_.turn.load() >> kCountShift << kCountShift); }
+void FlushTurns::end_flush() {
+  std::uint64_t word = held_;
+  shared_.turn.compare_exchange_strong(word, word >> kCountShift << kCountShift);
+}
 
 }  // namespace tardis

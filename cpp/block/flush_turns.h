@@ -34,9 +34,10 @@ class FlushTurns {
   void end_flush();
 
  private:
-  bool try_begin(bool at_any_rate);
+  bool try_begin(std::uint64_t word, bool pass_over, bool at_any_rate);
 
   const Shared shared_;
+  std::uint64_t held_ = 0;  // the word while it is this process's turn
 };
 
 }  // namespace tardis

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "store/counters.h"
 #include "store/store.h"
@@ -92,7 +93,14 @@ void Store::reap(Owner before) {
     recount(id);
     if ((live(id).flags.load() & kSegmentDirty) == 0) return;
     Segment* own = segment(id);
-    durable = durable && own != nullptr && own->flush();
+    if (own == nullptr) {
+      durable = false;
+    } else if (!own->flush()) {
+      // Nobody knows which of its pages are lost, and a second flush would claim success: all of them go.
+      table_.header().flush_failures.fetch_add(1);
+      live(id).doubtful.store(1);
+      index_.for_each_in(id, [&](const IndexEntry& entry) { index_.unpublish(entry); });
+    }
   });
   for (const Owner owner : dead) {
     LiveProcess& process = table_.process(place_of(owner));
@@ -233,20 +241,36 @@ std::uint64_t Store::durable_group() const {
   return durable;
 }
 
-// A page that set() found stored may have been stored by another process, and not be durable yet.
-void Store::note_others() {
-  const std::uint64_t failures = table_.header().flush_failures.load();
+// A page that set() found stored may have been stored by another process, and not be durable yet. `failures`: the
+// table's count of failed flushes before the page was looked for.
+void Store::note_others(std::uint64_t failures) {
   const std::uint64_t group = table_.header().next_group.load() - 1;
-  if (others_group_.load() == 0) failures_before_.store(failures);
-  std::uint64_t known = others_group_.load();
-  while (known < group && !others_group_.compare_exchange_weak(known, group)) {
-  }
+  const std::lock_guard lock(others_mutex_);
+  others_.failures = others_.group == 0 ? failures : std::min(others_.failures, failures);
+  others_.group = std::max(others_.group, group);
 }
 
-// What note_others() meant becomes durable; the others are asked not to wait for the age of their groups.
 Status Store::await_others() {
-  const std::uint64_t group = others_group_.exchange(0);
-  if (group == 0) return {};
+  Others others;
+  {
+    const std::lock_guard lock(others_mutex_);
+    others = std::exchange(others_, {});
+  }
+  if (others.group == 0) return {};
+  if (Status status = await_group(others.group); !status) {
+    const std::lock_guard lock(others_mutex_);  // the next flush() must not say that it is done
+    others_.failures = others_.group == 0 ? others.failures : std::min(others_.failures, others.failures);
+    others_.group = std::max(others_.group, others.group);
+    return status;
+  }
+  if (table_.header().flush_failures.load() == others.failures) return {};
+  return Error{Code::kIo, folder_.path() +
+                              ": a flush failed, perhaps of another process and of pages that were taken for stored; "
+                              "what was lost is no longer found"};
+}
+
+// Until every group up to this one is durable, of whichever process; they are asked not to wait for their groups' age.
+Status Store::await_group(std::uint64_t group) {
   const auto give_up = std::chrono::steady_clock::now() + kClaimPatience;
   while (durable_group() < group) {
     bool dead = false;
@@ -269,11 +293,6 @@ Status Store::await_others() {
                    folder_.path() + ": another process holds pages that it does not flush (" + folder_.owner() + ")"};
     }
     std::this_thread::sleep_for(kClaimPause);
-  }
-  if (table_.header().flush_failures.load() != failures_before_.load()) {
-    return Error{Code::kIo, folder_.path() +
-                                ": a flush failed, perhaps of another process and of pages that were taken for stored; "
-                                "what was lost is no longer found"};
   }
   return {};
 }

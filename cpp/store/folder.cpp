@@ -210,6 +210,7 @@ Status StoreFolder::lock_alone() {
 }
 
 void StoreFolder::unlock() {
+  paths_.unlock();
   if (!lock_) return;
   // Not by close() alone: a ring that is being torn down still holds the same file description.
   struct flock range = bytes_of_lock(F_UNLCK, 0, kLockBytes);

@@ -75,7 +75,8 @@ struct PathEntry {
   Uuid uuid;
   std::uint32_t flags;
   std::uint32_t folder_bytes;
-  std::array<char, 1000> folder;
+  std::uint64_t turn;  // see PathMarker
+  std::array<char, 992> folder;
 };
 static_assert(sizeof(PathEntry) == 1024);
 
@@ -102,7 +103,11 @@ struct PathMarker {
   std::uint32_t reserved0;
   Uuid store_uuid;
   Uuid path_uuid;
-  std::array<std::uint8_t, 456> reserved;
+  // Rises by 2 with every opening of the store and every deletion: by 1 here, by 2 in the store's list, by 1 here
+  // again. A folder that was put back from a copy is told by it, and one that another copy of the store's own folder
+  // has used since; a difference of 1 is what a crash leaves.
+  std::uint64_t turn;
+  std::array<std::uint8_t, 448> reserved;
   std::uint32_t reserved1;
   std::uint32_t crc;
 };

@@ -137,22 +137,23 @@ void Store::forget_path(std::uint32_t path) {
   }
 }
 
-// Pages are deleted, and some may be on a path that cannot be reached: what it holds must not come back.
+// Pages were deleted. What a path holds that cannot be reached must not come back, nor an older copy of one that can.
 Status Store::forbid_return() {
+  if (folder_.paths().known() == 1) return {};
   for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
-    if (folder_.paths()[path].flags == 0 || path_in_use(path)) continue;
-    forget_path(path);
-    if (path == 0) {
-      return Error{Code::kIo, "path " + folder_.path() +
-                                  ": is out, and holds what should be deleted; close the store and delete its "
-                                  "segments folder"};
-    }
-    const std::lock_guard describe(describe_mutex_);  // the setup lock is the process's
-    if (Status status = folder_.lock_setup(); !status) return status;
-    Status status = folder_.paths().mark_stale(path);
-    folder_.unlock_setup();
-    if (!status) return status;
+    if (folder_.paths()[path].flags != 0 && !path_in_use(path)) forget_path(path);
   }
+  if (!path_in_use(0)) {
+    return Error{Code::kIo, "path " + folder_.path() +
+                                ": is out, and holds what should be deleted; close the store and delete its segments "
+                                "folder"};
+  }
+  const std::lock_guard describe(describe_mutex_);  // the setup lock is the process's
+  if (Status status = folder_.lock_setup(); !status) return status;
+  const auto failed = folder_.paths().deleted([this](std::uint32_t path) { return path_in_use(path); });
+  folder_.unlock_setup();
+  if (!failed) return failed.error();
+  for (const std::uint32_t path : *failed) take_out(path, "its tardis.path cannot be written");
   return {};
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "store/format.h"
 
 namespace tardis {
@@ -18,7 +19,8 @@ struct StorePath {
   Uuid uuid{};
   std::uint32_t flags = 0;  // PathFlags; 0: this number is not in use
   bool present = false;
-  std::string problem;  // why it is not
+  std::string problem;     // why it is not
+  std::uint64_t turn = 0;  // PathMarker, as the list says
 };
 
 class StorePaths {
@@ -45,26 +47,36 @@ class StorePaths {
   Status settle(const std::optional<std::vector<std::string>>& wanted, const Uuid& store, const Usable& usable,
                 const std::function<Status()>& before_change, std::vector<std::string>& notes);
   // What was away has been recovered: it is like the others again.
-  Status welcome_back();
+  Status welcome_back(const std::function<bool(std::uint32_t path)>& in_use);
 
   // ---- for a process that joins others
   // Code::kInvalidArgument: the others have other folders.
-  Status match(const std::optional<std::vector<std::string>>& wanted);
+  Status match(const std::optional<std::vector<std::string>>& wanted, const Usable& usable);
 
-  // Something is deleted while this path cannot be reached. Durable before it returns. Under the setup lock.
-  Status mark_stale(std::size_t path) const;
+  // Something was deleted: no older copy of a path may come back with it, nor one that could not be reached. Durable
+  // before it returns. Under the setup lock. Tells the paths whose marker could not be written, which are stale too.
+  Result<std::vector<std::uint32_t>> deleted(const std::function<bool(std::uint32_t path)>& in_use) const;
+  // For a tool that needs the store for itself.
+  Status lock_alone();
+  void unlock();
 
   std::string segments_folder(std::size_t path) const;
 
  private:
   Status save() const;
   void look(std::size_t path);  // whether it is there
-  Result<std::optional<std::size_t>> which(const std::string& folder) const;
+  Status write_marker(std::size_t path, std::uint64_t turn) const;
+  // Against processes that come to this folder by another copy of the store's own.
+  Status lock(std::size_t path, bool alone);
+  Status take_turns();
+  void judge_turn(std::size_t path, std::vector<std::string>& notes);
+  std::optional<std::size_t> by_uuid(const Uuid& uuid) const;
   Result<std::vector<std::size_t>> match_known(const std::vector<std::string>& wanted,
                                                std::vector<std::string>& unknown);
   Status add(const std::string& folder);
 
   std::vector<StorePath> paths_;
+  std::vector<UniqueFd> locks_;
   Uuid store_{};
 };
 

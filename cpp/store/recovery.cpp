@@ -54,7 +54,10 @@ Status Store::recover() {
   verify_unproven(found, checkpoint.header() == nullptr ? 0 : checkpoint.header()->durable_group);
   publish_newest(found);
   if (Status status = settle_segments(found); !status) return status;
-  return folder_.paths().welcome_back();
+  for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
+    if (!path_in_use(path)) forget_path(path);  // it may have been taken out after some of it was loaded
+  }
+  return folder_.paths().welcome_back([this](std::uint32_t path) { return path_in_use(path); });
 }
 
 // The segment files on all paths. A further path that cannot even be listed is out.
@@ -152,7 +155,9 @@ Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& fo
     (covered ? known : unknown).push_back(segment);
     ++id;
   }
-  if (Status status = remove_stray_stripes(whole, unreadable); !status) return status;
+  if (Status status = remove_stray_stripes(whole, unreadable); !status) {
+    notes_.push_back("stripes of no segment were not removed: " + status.error().message);
+  }
   for (Segment* segment : load_checkpoint(checkpoint, known)) unknown.push_back(segment);
   counters_->recovered_scanned += unknown.size();
   for (Segment* segment : unknown) {
@@ -293,6 +298,26 @@ void Store::publish_newest(std::vector<Found>& found) {
   if (counters_->recovered_scanned > 0) index_.count_children();
 }
 
+// What is in it counts from now on, and later headers may vouch for it. `rejected`: slots whose headers were not
+// believed.
+Status Store::settle_segment(Segment& segment, const std::vector<std::uint32_t>& rejected) {
+  const std::lock_guard io(segment.io_mutex());
+  auto length = segment.available_bytes();
+  if (!length) return length.error();
+  if (*length < folder_.superblock().segment_bytes) {
+    if (Status status = segment.restore_length(); !status) return status;
+    if (Status status = segment.rewrite_superblock(); !status) return status;
+  }
+  if (!segment.dirty()) return {};
+  notes_.push_back(segment.path() + ": was not closed; recovered");
+  // Headers that were not believed go: later groups will be durable, and would vouch for these by their number.
+  if (Status status = erase_headers(segment, rejected); !status) return status;
+  // What was just read may still be in the operating system's cache only.
+  if (Status status = segment.flush(); !status) return status;
+  segment.live().flags.store(kSegmentDirty | kSegmentSuspect);
+  return segment.rewrite_superblock();
+}
+
 Status Store::settle_segments(const std::vector<Found>& found) {
   std::map<std::uint32_t, std::vector<std::uint32_t>> rejected;  // slots by segment
   std::uint64_t last_group = table_.header().next_group.load() - 1;
@@ -305,23 +330,16 @@ Status Store::settle_segments(const std::vector<Found>& found) {
   for_each_segment([&](std::uint32_t id, SegmentState state) {
     Segment* segment = state == SegmentState::kReady ? opened_[id].load() : nullptr;
     if (segment == nullptr || !result) return;
-    const std::lock_guard io(segment->io_mutex());
-    auto length = segment->available_bytes();
-    if (!length) {
-      result = length.error();
+    Status settled = settle_segment(*segment, rejected[id]);
+    if (settled) return;
+    if (live(id).all_paths.load() == 1) {  // the store's own folder alone
+      result = settled;
       return;
     }
-    const bool truncated = *length < folder_.superblock().segment_bytes;
-    if (truncated) result = segment->restore_length();
-    if (result && truncated) result = segment->rewrite_superblock();
-    if (!result || !segment->dirty()) return;
-    notes_.push_back(segment->path() + ": was not closed; recovered");
-    // Headers that were not believed go: later groups will be durable, and would vouch for these by their number.
-    result = erase_headers(*segment, rejected[id]);
-    // What was just read may still be in the operating system's cache only.
-    if (result) result = segment->flush();
-    segment->live().flags.store(kSegmentDirty | kSegmentSuspect);
-    if (result) result = segment->rewrite_superblock();
+    path_result(live(id).path.load(), PathUse::kWrite, settled);
+    notes_.push_back("segment left alone: " + settled.error().message);
+    index_.for_each_in(id, [&](const IndexEntry& entry) { index_.unpublish(entry); });
+    live(id).state.store(SegmentState::kUnreadable);
   });
   table_.header().next_group.store(last_group + 1);
   return result;

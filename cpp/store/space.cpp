@@ -267,6 +267,7 @@ Status Store::create_segment(std::uint32_t id, std::span<const std::uint32_t> pa
     path_result(blame.path, PathUse::kWrite, status);
     if (created) created->reset();
     (void)folder_.remove_segment(name_of(id));
+    s.state.store(SegmentState::kNone);  // before the number is another's: who takes this over must not remove that one
     std::uint32_t taken = number + 1;
     next.compare_exchange_strong(taken, number);
     return status;

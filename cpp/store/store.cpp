@@ -195,7 +195,8 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
     if (Status status = folder.read_superblock(); !status) return status.error();
     if (Status status = folder.create_folders(); !status) return status.error();
     if (Status status = folder.paths().load(folder.superblock().uuid); !status) return status.error();
-    if (Status status = alone ? settle() : folder.paths().match(options.more_paths); !status) return status.error();
+    if (Status status = alone ? settle() : folder.paths().match(options.more_paths, usable); !status)
+      return status.error();
     options.device.more_folders = folder.paths().more_present();
   }
   auto device = make_device(path, options.device, folder.lock_fd());

@@ -181,6 +181,7 @@ class Store {
   void verify_unproven(std::vector<Found>& found, std::uint64_t durable);
   void publish_newest(std::vector<Found>& found);
   Status settle_segments(const std::vector<Found>& found);
+  Status settle_segment(Segment& segment, const std::vector<std::uint32_t>& rejected);
   Status leave();
   // save_checkpoint.cpp
   // A segment as a checkpoint tells of it.
@@ -205,8 +206,9 @@ class Store {
   void recount(std::uint32_t id);
   std::uint64_t durable_group() const;
   std::uint64_t begin_group();
-  void note_others();
+  void note_others(std::uint64_t failures);
   Status await_others();
+  Status await_group(std::uint64_t group);
   // paths.cpp's folders in use: path_faults.cpp
   bool path_in_use(std::uint32_t path) const { return table_.header().paths[path].state.load() == PathState::kInUse; }
   std::uint32_t paths_in_use() const;
@@ -347,8 +349,12 @@ class Store {
   std::condition_variable flush_done_;
   std::condition_variable writers_done_;
   // Of pages that set() found stored: every group up to this one, of whichever process, may hold one; and how many
-  // flushes had failed before the first of them was found.
-  std::atomic<std::uint64_t> others_group_{0}, failures_before_{0};
+  // flushes had failed before the first of them was looked for.
+  struct Others {
+    std::uint64_t group = 0, failures = 0;
+  };
+  std::mutex others_mutex_;  // taken alone
+  Others others_;
   bool stopping_ = false;
   std::thread flusher_;
 

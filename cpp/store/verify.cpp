@@ -203,6 +203,7 @@ Result<VerifyResult> verify_store(const std::string& path, bool repair, const Pr
   if (Status status = folder.read_superblock(); !status) return status.error();
   StorePaths& paths = folder.paths();
   if (Status status = paths.load(folder.superblock().uuid); !status) return status.error();
+  if (Status status = paths.lock_alone(); !status) return status.error();
   BlockDeviceOptions options;
   options.more_folders = paths.more_present();
   auto device = open_block_device(path, options, folder.lock_fd());

@@ -105,6 +105,7 @@ void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::ve
   std::map<Hash256, std::size_t> in_call;
   const std::uint64_t now = index_.tick(set.n);
   const std::unordered_set<std::uint64_t> by_others = index_.written_elsewhere();
+  const std::uint64_t failures = table_.header().flush_failures.load();
   std::uint64_t present = 0;
   for (std::size_t i = 0; i < set.n; ++i) {
     const auto entry = index_.find(set.space, set.hashes[i]);
@@ -124,12 +125,13 @@ void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::ve
     (by_others.contains(short_key(set.hashes[i])) ? elsewhere : wanted).push_back(i);
   }
   counters_->set_pages_present += present;
-  if (present > 0) note_others();
+  if (present > 0) note_others(failures);
 }
 
 // Of pages that another process was writing: those that it has not stored, or not in time.
 std::vector<std::size_t> Store::still_missing(SetCall& set, const std::vector<std::size_t>& elsewhere) {
   const std::uint64_t give_up = monotonic_ns() + kElsewherePatienceNs;
+  const std::uint64_t failures = table_.header().flush_failures.load();
   std::vector<std::size_t> missing;
   for (const std::size_t i : elsewhere) {
     while (index_.written_elsewhere().contains(short_key(set.hashes[i])) && monotonic_ns() < give_up) {
@@ -139,7 +141,7 @@ std::vector<std::size_t> Store::still_missing(SetCall& set, const std::vector<st
     if (!set.stored[i]) missing.push_back(i);
   }
   counters_->set_pages_present += elsewhere.size() - missing.size();
-  if (missing.size() < elsewhere.size()) note_others();
+  if (missing.size() < elsewhere.size()) note_others(failures);
   return missing;
 }
 

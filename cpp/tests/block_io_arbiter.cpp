@@ -105,6 +105,25 @@ TEST(IoArbiter, AProcessThatWasKilledHoldsNoFlushUpAndOneThatIsStoppedNotForLong
   EXPECT_LT(std::chrono::steady_clock::now() - began, 5s) << "and goes on";
 }
 
+TEST(IoArbiter, AProcessThatIsStoppedInItsTurnIsPassedOver) {
+  SharedWords words;
+  std::array<IoArbiter, 2> arbiters;
+  for (std::uint32_t i = 0; i < 2; ++i) arbiters[i].share(words.view(i));
+  auto stopped = std::make_unique<IoArbiter::Flush>(arbiters[1]);
+  const auto began = std::chrono::steady_clock::now();
+  auto mine = std::make_unique<IoArbiter::Flush>(arbiters[0]);
+  EXPECT_GE(std::chrono::steady_clock::now() - began, 500ms) << "it waits";
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 5s) << "and goes on";
+  const std::uint64_t held = words.turn;
+  stopped.reset();  // it goes on, and must not end the turn of another
+  EXPECT_EQ(words.turn.load(), held);
+  mine.reset();
+  EXPECT_NE(words.turn.load(), held);
+  const auto again = std::chrono::steady_clock::now();
+  for (IoArbiter& arbiter : arbiters) const IoArbiter::Flush flush(arbiter);
+  EXPECT_LT(std::chrono::steady_clock::now() - again, 500ms);
+}
+
 TEST(IoArbiter, NoReadBatchRunsBesideTwoFlushesAndFlushesAreNotStarved) {
   IoArbiter arbiter;
   std::atomic<bool> stop{false};

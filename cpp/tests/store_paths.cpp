@@ -283,6 +283,121 @@ TEST_F(StorePathsTest, WrongFoldersAreRefusedByName) {
   EXPECT_EQ(found(space, 1, 256), 256u);
 }
 
+// The copy has the list of the original's folders, and would take them for its own.
+TEST_F(StorePathsTest, ACopyOfTheStoresOwnFolderDoesNotGetTheOthers) {
+  const std::string copy = parent.path() + "/copy-of-a";
+  auto store = open(both());
+  Space space(*store, 1, {});
+  fs::copy(home(), copy, fs::copy_options::recursive);
+  ASSERT_EQ(space.put(1, 0, 128), 128u);
+  std::string why;
+  EXPECT_EQ(refused(copy, options(std::nullopt), &why), Code::kBusy);
+  EXPECT_NE(why.find("another copy"), std::string::npos) << why;
+  EXPECT_EQ(space.fetch(1, 0, 128), 128u);
+  ASSERT_TRUE(store->close());
+  store.reset();
+  // Nor afterwards: what the original has stored there since is not the copy's to remove.
+  {
+    auto second_life = open(both());
+    ASSERT_TRUE(second_life->close());
+  }
+  const std::size_t before = segments_in(second());
+  {
+    auto other = open_store(copy, options(std::nullopt));
+    ASSERT_NE(other, nullptr);
+    EXPECT_EQ(stats_of(*other).paths_out, 1u);
+    EXPECT_TRUE(other->clear(std::nullopt));
+    ASSERT_TRUE(other->close());
+  }
+  EXPECT_EQ(segments_in(second()), before);
+  auto again = open(both());
+  Space after(*again, 1, {});
+  EXPECT_EQ(found(after, 1, 128), 128u);
+}
+
+TEST_F(StorePathsTest, AFolderThatIsPutBackFromACopyBringsNothingBackThatWasDeleted) {
+  fill(both());
+  for (const bool while_open : {false, true}) {
+    SCOPED_TRACE(while_open);
+    const std::string copy = parent.path() + "/copy-of-b" + std::to_string(while_open);
+    if (!while_open) fs::copy(second(), copy, fs::copy_options::recursive);
+    {
+      auto store = open(both());
+      Space space(*store, 1, {});
+      ASSERT_GT(found(space, 1, 256), 0u);
+      if (while_open) fs::copy(second(), copy, fs::copy_options::recursive);
+      ASSERT_TRUE(store->clear(std::nullopt));
+      ASSERT_TRUE(store->close());
+    }
+    fs::remove_all(second());
+    fs::rename(copy, second());
+    {
+      auto store = open(both());
+      Space space(*store, 1, {});
+      EXPECT_EQ(found(space, 1, 256), 0u);
+      EXPECT_EQ(stats_of(*store).paths_out, 0u);
+      ASSERT_TRUE(store->close());
+    }
+    fill(both());
+  }
+}
+
+// Of two drives one is dead, and the other is mounted in its place.
+TEST_F(StorePathsTest, ADriveInThePlaceOfOneThatIsAwayDoesNotMakeThatOneForgotten) {
+  const std::string third = parent.path() + "/c";
+  const auto all = options(std::vector{second(), third});
+  fill(all);
+  fs::rename(second(), parent.path() + "/dead");
+  fs::rename(third, second());
+  fs::create_directory(third);  // an empty mount point
+  {
+    auto store = open(all);
+    EXPECT_EQ(stats_of(*store).paths, 3u);
+    EXPECT_EQ(stats_of(*store).paths_out, 1u);
+    EXPECT_TRUE(fs::is_empty(third)) << "nothing is made in a mount point";
+    Space space(*store, 1, {});
+    EXPECT_GT(found(space, 1, 256), 0u);
+    ASSERT_TRUE(store->close());
+  }
+  fs::remove(third);
+  fs::rename(second(), third);
+  fs::rename(parent.path() + "/dead", second());
+  auto store = open(all);
+  Space space(*store, 1, {});
+  EXPECT_EQ(found(space, 1, 256), 256u);
+}
+
+TEST_F(StorePathsTest, ProcessesJoinWhileAPathIsOutAndCannotBeWritten) {
+  auto store = open_breakable(both());
+  Space space(*store, 1, {});
+  ASSERT_EQ(space.put(1, 0, 128), 128u);
+  broken->write = EROFS;
+  for (std::uint64_t chain = 2; chain < 8; ++chain) space.put(chain, 0, 64);
+  ASSERT_EQ(stats_of(*store).paths_out, 1u);
+  fs::permissions(second(), fs::perms::owner_read | fs::perms::owner_exec);
+  for (const auto& list : {both(), options(std::nullopt)}) {
+    std::string why;
+    EXPECT_EQ(refused(home(), list, &why), Code::kOk) << why;
+  }
+  fs::permissions(second(), fs::perms::owner_all);
+}
+
+TEST_F(StorePathsTest, AFolderWhoseFilesCannotBeMendedCostsItsOwnPagesOnly) {
+  fill(both());
+  const std::string broken_file = fs::directory_iterator(second() + "/segments")->path();
+  fs::resize_file(broken_file, 2u << 20);
+  fs::create_directory(second() + "/segments/000099-00.part");  // which cannot be removed as a file
+  broken->prefix = second() + "/";
+  broken->write = EIO;  // the length is restored, and then the superblock is to be written
+  auto store = open_breakable(both());
+  ASSERT_NE(store, nullptr);
+  Space space(*store, 1, {});
+  EXPECT_GT(found(space, 1, 256), 100u);
+  EXPECT_GE(stats_of(*store).segments_unreadable, 1u);
+  broken->all(0);
+  ASSERT_TRUE(store->close());
+}
+
 TEST_F(StorePathsTest, ProcessesThatNameOtherFoldersAreRefused) {
   auto first = open(both());
   std::string why;
