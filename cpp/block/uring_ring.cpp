@@ -114,17 +114,20 @@ std::unique_ptr<UringRing> UringPool::take(UringRing::Failure* failure) {
 }
 
 void UringPool::release(std::unique_ptr<UringRing> ring) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (ring->broken) {
-      --rings_;
-    } else {
-      // Under the lock, so that a file closed meanwhile is dropped either here or by drop_closed_files(); memory alike.
-      ring->drop_closed_files();
-      buffers_.attach(*ring);
-      idle_.push_back(std::move(ring));
-    }
+  std::unique_lock lock(mutex_, std::defer_lock);
+  do {
+    if (lock.owns_lock()) lock.unlock();
+    if (!ring->broken) buffers_.attach(*ring);  // may pin memory: the others go on meanwhile
+    lock.lock();
+    // Under the lock, so that memory unregistered meanwhile is let go of either here or by attach_buffers().
+  } while (!ring->broken && !buffers_.up_to_date(*ring));
+  if (ring->broken) {
+    --rings_;
+  } else {
+    ring->drop_closed_files();  // under the lock for the same reason
+    idle_.push_back(std::move(ring));
   }
+  lock.unlock();
   // All: a waiter that finds no ring left may have to give up.
   returned_.notify_all();
 }
@@ -135,8 +138,17 @@ void UringPool::drop_closed_files() {
 }
 
 void UringPool::attach_buffers() {
-  const std::lock_guard lock(mutex_);
-  for (auto& ring : idle_) buffers_.attach(*ring);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto outdated =
+        std::find_if(idle_.begin(), idle_.end(), [&](const auto& ring) { return !buffers_.up_to_date(*ring); });
+    if (outdated == idle_.end()) return;
+    auto ring = std::move(*outdated);
+    idle_.erase(outdated);
+    lock.unlock();
+    release(std::move(ring));
+    lock.lock();
+  }
 }
 
 }  // namespace tardis

@@ -33,11 +33,13 @@ Status write_fully(int fd, const void* memory, std::size_t bytes, const std::str
 Checkpoint Checkpoint::load(const std::string& path, const Uuid& store) {
   Checkpoint none;
   Checkpoint loaded;
-  loaded.fd_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  auto file = open_regular_file(path, O_NOFOLLOW);
+  if (!file) return none;
+  loaded.fd_ = std::move(*file);
   struct stat status {};
   CheckpointHeader h;
   const int fd = loaded.fd_.get();
-  if (!loaded.fd_ || ::fstat(fd, &status) != 0 || !read_exactly(fd, path, 0, &h, sizeof h)) return none;
+  if (::fstat(fd, &status) != 0 || !read_exactly(fd, path, 0, &h, sizeof h)) return none;
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
   if (!sealed(h) || h.format_version != kFormatVersion || h.store_uuid != store || h.bytes != bytes ||
       h.namespaces > kMaxNamespaces || h.segments > kMaxSegments) {

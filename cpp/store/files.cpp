@@ -9,8 +9,6 @@
 #include <cerrno>
 #include <memory>
 
-#include "base/unique_fd.h"
-
 namespace tardis {
 
 // KV is as private as the prompts it came from: folders and files are the owner's alone.
@@ -31,13 +29,23 @@ Status make_folders(const std::string& path) {
   return make_folder(path);
 }
 
+Result<UniqueFd> open_regular_file(const std::string& path, int more_flags) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | more_flags));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0) return errno_error(errno, path);
+  if (!S_ISREG(status.st_mode)) {
+    return Error{Code::kInvalidArgument, path + ": expected a regular file, found something else; remove it"};
+  }
+  return fd;
+}
+
 Result<std::string> read_file(const std::string& path, std::size_t limit) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return errno_error(errno, path);
+  auto fd = open_regular_file(path);
+  if (!fd) return fd.error();
   std::string text(limit, '\0');
   std::size_t at = 0;
   while (at < limit) {
-    const ssize_t got = ::pread(fd.get(), text.data() + at, limit - at, static_cast<off_t>(at));
+    const ssize_t got = ::pread(fd->get(), text.data() + at, limit - at, static_cast<off_t>(at));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_error(errno, path);
     if (got == 0) break;

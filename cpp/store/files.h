@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/unique_fd.h"
 
 namespace tardis {
 
@@ -13,6 +14,8 @@ namespace tardis {
 Status make_folder(const std::string& path);
 Status make_folders(const std::string& path);  // and those above it
 
+// For reading. Of anything else than a regular file an error, and at once: a FIFO would wait for somebody to write it.
+Result<UniqueFd> open_regular_file(const std::string& path, int more_flags = 0);
 Result<std::string> read_file(const std::string& path, std::size_t limit);
 Result<std::vector<std::string>> list_folder(const std::string& path);
 

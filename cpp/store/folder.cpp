@@ -348,6 +348,19 @@ Result<std::map<SegmentName, std::string>> StoreFolder::segment_files() const {
   return all;
 }
 
+std::uint32_t number_for_next_segment(const std::map<SegmentName, std::string>& files) {
+  constexpr std::uint32_t kEnough = 65536;  // of segments that are made before the store is next opened
+  std::uint32_t end = 0, gap = 0, gap_size = 0;
+  for (const auto& [name, path] : files) {
+    if (name.number - end > gap_size) {
+      gap = end;
+      gap_size = name.number - end;
+    }
+    end = name.number + 1;
+  }
+  return kMaxSegments - end >= kEnough || gap_size < kEnough ? end : gap;
+}
+
 std::string StoreFolder::stripe_path(SegmentName segment, std::uint32_t path) const {
   char file[32];
   std::snprintf(file, sizeof file, "%06u-%02u", segment.number, segment.path);

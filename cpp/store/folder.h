@@ -16,6 +16,10 @@
 
 namespace tardis {
 
+// Where new segments of one path are numbered from, given those that it has: after the last one. But a stray file may
+// have one of the last numbers and must not use them all up: then the largest gap is begun, if that is any better.
+std::uint32_t number_for_next_segment(const std::map<SegmentName, std::string>& files);
+
 class StoreFolder {
  public:
   explicit StoreFolder(std::string path) : path_(std::move(path)), paths_(path_) {}

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/list.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -10,7 +9,7 @@
 #include <utility>
 
 #include "base/read_exactly.h"
-#include "base/unique_fd.h"
+#include "store/files.h"
 #include "store/stripes.h"
 
 namespace tardis {
@@ -19,10 +18,9 @@ namespace {
 constexpr int kTries = 5;  // at something that may be in the middle of a write
 
 Result<UniqueFd> open_segment(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd) return fd;
-  if (errno == ENOENT) return Error{Code::kNotFound, path + ": gone"};
-  return errno_error(errno, path);
+  auto fd = open_regular_file(path);
+  if (!fd && fd.error().os_error == ENOENT) return Error{Code::kNotFound, path + ": gone"};
+  return fd;
 }
 
 Result<SegmentSuperblock> read_superblock(int fd, const std::string& path, SegmentName name,

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "base/unique_fd.h"
 #include "store/digest.h"
+#include "store/files.h"
 #include "store/folder.h"
 #include "store/list.h"
 
@@ -71,8 +71,11 @@ void LiveVerification::fault(std::uint64_t& counter, const HeaderTable& table, s
 
 // Opens the file if it is not yet. 0 or an errno.
 int read_range(UniqueFd& fd, const std::string& file, std::uint64_t offset, std::byte* to, std::uint64_t bytes) {
-  if (!fd) fd.reset(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return errno;
+  if (!fd) {
+    auto opened = open_regular_file(file);
+    if (!opened) return opened.error().os_error != 0 ? opened.error().os_error : EINVAL;
+    fd = std::move(*opened);
+  }
   const auto forget = [&] {
     ::posix_fadvise(fd.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
   };

@@ -69,7 +69,7 @@ Result<std::map<SegmentName, std::string>> Store::find_segments() {
     const Status synced = folder_.sync_segments_folder(path);
     auto files = synced ? folder_.segment_files(path) : synced.error();
     if (files) {
-      if (!files->empty()) table_.header().paths[path].next_number.store(files->rbegin()->first.number + 1);
+      table_.header().paths[path].next_number.store(number_for_next_segment(*files));
       all.merge(*files);
     } else if (path == 0) {
       return files.error();

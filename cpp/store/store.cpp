@@ -156,8 +156,8 @@ std::uint64_t expected_objects(const StoreFolder& folder, const StoreOptions& op
   std::uint64_t slots = 0;
   for (const auto& [id, path] : *files) {
     SegmentSuperblock segment;
-    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd || ::pread(fd.get(), &segment, sizeof segment, 0) != static_cast<ssize_t>(sizeof segment)) continue;
+    const auto fd = open_regular_file(path);
+    if (!fd || ::pread(fd->get(), &segment, sizeof segment, 0) != static_cast<ssize_t>(sizeof segment)) continue;
     if (sealed(segment) && segment.slots <= s.segment_bytes / kSlotAlign) slots += segment.slots;
   }
   return std::max(objects, slots * std::max<std::uint64_t>(1, s.capacity_bytes / s.segment_bytes) / files->size());

@@ -7,8 +7,10 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "tests/block_support.h"
@@ -327,6 +329,125 @@ TEST(UringBuffers, WithoutCloning) {
     buffers.remove(memory.data());
     ASSERT_TRUE(buffers.add(memory.data(), memory.size()));
   }
+}
+
+// Memory that takes a while to pin: in small pages, all of them there.
+class SlowMemory {
+ public:
+  static constexpr std::size_t kSize = 256 * kMiB;
+  SlowMemory() : memory_(::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    if (memory_ == MAP_FAILED) return;
+    ::madvise(memory_, kSize, MADV_NOHUGEPAGE);
+    std::memset(memory_, 1, kSize);
+  }
+  ~SlowMemory() {
+    if (memory_ != MAP_FAILED) ::munmap(memory_, kSize);
+  }
+  SlowMemory(const SlowMemory&) = delete;
+  SlowMemory& operator=(const SlowMemory&) = delete;
+  void* data() const { return memory_; }
+
+ private:
+  void* memory_;
+};
+
+double seconds(const std::function<void()>& what) {
+  const auto begin = std::chrono::steady_clock::now();
+  what();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Whether `quick`, called a quarter of the time into `slow`, returns well before that does.
+bool returns_during(const std::function<void()>& slow, double slow_seconds, const std::function<void()>& quick) {
+  using Clock = std::chrono::steady_clock;
+  std::atomic<bool> begun{false};
+  Clock::time_point end;
+  std::thread other([&] {
+    begun = true;
+    slow();
+    end = Clock::now();
+  });
+  while (!begun) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::duration<double>(slow_seconds / 4));
+  quick();
+  const auto returned = Clock::now();
+  other.join();
+  return std::chrono::duration<double>(end - returned).count() > slow_seconds / 4;
+}
+
+// On a busy machine the thread that is to be quick may not run in time; the one that waits never does.
+constexpr int kAttempts = 8;
+
+TEST(UringBuffers, AttachingDoesNotWaitForMemoryBeingAdded) {
+  UringRing::Failure failure;
+  if (UringRing::create(4, -1, &failure) == nullptr) GTEST_SKIP() << failure.operation;
+  const SlowMemory first, second;
+  ASSERT_TRUE(first.data() != MAP_FAILED && second.data() != MAP_FAILED);
+  bool quick = false;
+  for (int attempt = 0; attempt < kAttempts && !quick; ++attempt) {
+    // In one chunk: the kernel holds a ring's own lock while it pins for it.
+    UringBuffers buffers;
+    auto ring = UringRing::create(4, -1, &failure);
+    ASSERT_NE(ring, nullptr);
+    const double duration = seconds([&] { ASSERT_TRUE(buffers.add(first.data(), SlowMemory::kSize)); });
+    if (buffers.registered_bytes() < SlowMemory::kSize) GTEST_SKIP() << "this kernel registers no memory";
+    Status added;
+    quick = returns_during([&] { added = buffers.add(second.data(), SlowMemory::kSize); }, duration,
+                           [&] { buffers.attach(*ring); });
+    ASSERT_TRUE(added);
+    EXPECT_NE(ring->buffers, nullptr);
+    EXPECT_EQ(buffers.registered_bytes(), 2 * SlowMemory::kSize);
+    buffers.attach(*ring);
+    ASSERT_NE(ring->buffers, nullptr);
+    EXPECT_EQ(ring->buffers->chunks.size(), 2u);
+    for (const SlowMemory* memory : {&first, &second}) buffers.remove(memory->data());
+    buffers.attach(*ring);
+    EXPECT_EQ(ring->buffers, nullptr);
+    EXPECT_TRUE(pinned_falls_to(0));
+  }
+  EXPECT_TRUE(quick);
+}
+
+TEST(UringBuffers, OneOfTwoOverlappingRangesAddedAtOnceIsRefused) {
+  OffsetMemory memory(2 * kMiB, 0);
+  for (int round = 0; round < 20; ++round) {
+    UringBuffers buffers({.chunk_bytes = 64 * kKiB, .clone = true, .rings_without_clone = 4});
+    std::atomic<int> added{0};
+    std::thread other([&] { added += static_cast<bool>(buffers.add(memory.data(), 2 * kMiB)); });
+    added += static_cast<bool>(buffers.add(memory.data() + kMiB, kMiB));
+    other.join();
+    EXPECT_EQ(added, 1);
+    buffers.remove(memory.data());
+    buffers.remove(memory.data() + kMiB);
+    EXPECT_EQ(buffers.registered_bytes() + buffers.refused_bytes(), 0u);
+    EXPECT_TRUE(buffers.add(memory.data(), 2 * kMiB));
+  }
+}
+
+// Where the kernel cannot clone, a ring that is put back pins the memory itself; the others are used meanwhile.
+TEST(UringPool, ARingThatPinsMemoryItselfHoldsUpNoOther) {
+  UringRing::Failure failure;
+  if (UringRing::create(4, -1, &failure) == nullptr) GTEST_SKIP() << failure.operation;
+  const SlowMemory memory;
+  ASSERT_NE(memory.data(), MAP_FAILED);
+  bool quick = false;
+  for (int attempt = 0; attempt < kAttempts && !quick; ++attempt) {
+    UringBuffers buffers({.chunk_bytes = std::size_t{1} << 30, .clone = false, .rings_without_clone = 1});
+    UringPool pool(2, 4, -1, buffers);
+    auto pinning = pool.acquire(&failure), other = pool.acquire(&failure);
+    ASSERT_TRUE(pinning != nullptr && other != nullptr);
+    pool.release(std::move(other));
+    const double duration = seconds([&] { ASSERT_TRUE(buffers.add(memory.data(), SlowMemory::kSize)); });
+    if (buffers.registered_bytes() < SlowMemory::kSize) GTEST_SKIP() << "this kernel registers no memory";
+    quick =
+        returns_during([&] { pool.release(std::move(pinning)); }, duration, [&] { other = pool.acquire(&failure); });
+    ASSERT_NE(other, nullptr);
+    pool.release(std::move(other));
+    buffers.remove(memory.data());
+    pool.attach_buffers();
+    EXPECT_TRUE(pinned_falls_to(0)) << "by idle rings";
+  }
+  EXPECT_TRUE(quick);
 }
 
 #endif

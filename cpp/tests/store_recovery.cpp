@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a store makes of the files that a crash, another release, another store or a careless hand left behind.
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "store/list.h"
+#include "store/live_verify.h"
 #include "store_closed.h"
 
 namespace tardis::testing {
@@ -331,6 +336,82 @@ TEST_F(StoreRecovery, StrayFilesAreIgnored) {
   Space space(*store, 1, {});
   EXPECT_EQ(space.fetch(1, 0, 3), 3u);
   EXPECT_EQ(stats_of(*store).segments_unreadable, 1u);  // the folder of that name
+}
+
+TEST_F(StoreRecovery, AStrayFileOfTheLastNumberDoesNotEndTheStoresGrowth) {
+  make_clean(3, 8);
+  std::ofstream(folder.path() + "/segments/1048575.seg") << "stray";
+  for (std::uint64_t chain = 2; chain < 4; ++chain) {
+    auto store = open_store(folder.path(), small_store(8));
+    Space space(*store, 1, {});
+    EXPECT_EQ(space.put(chain, 0, 100), 100u);
+    EXPECT_EQ(space.fetch(chain, 0, 100), 100u);
+    EXPECT_EQ(space.fetch(1, 0, 3), 3u);
+    EXPECT_TRUE(store->close());
+  }
+  EXPECT_TRUE(std::filesystem::exists(segment_file(folder.path(), 1)));
+  EXPECT_EQ(std::filesystem::file_size(folder.path() + "/segments/1048575.seg"), 5u);
+}
+
+TEST_F(StoreRecovery, NumbersOfNewSegments) {
+  const auto next = [](const std::vector<std::uint32_t>& numbers) {
+    std::map<SegmentName, std::string> files;
+    for (const std::uint32_t number : numbers) files[{0, number}] = {};
+    return number_for_next_segment(files);
+  };
+  constexpr std::uint32_t kLast = kMaxSegments - 1;
+  EXPECT_EQ(next({}), 0u);
+  EXPECT_EQ(next({0, 1, 5}), 6u);
+  EXPECT_EQ(next({kLast}), 0u);
+  EXPECT_EQ(next({0, 1, kLast}), 2u);
+  EXPECT_EQ(next({7, 400'000, kLast - 65536}), kLast - 65535);
+  EXPECT_EQ(next({7, 400'000, kLast - 65535}), 400'001u);
+  EXPECT_EQ(next({7, 600'000, kLast}), 8u);
+}
+
+// A FIFO waits for a writer when it is opened to be read.
+TEST_F(StoreRecovery, AFifoInPlaceOfAFileHoldsUpNothing) {
+  const std::string second = folder.path() + "/b";
+  StoreOptions options = small_store(8);
+  options.more_paths = {second};
+  {
+    auto store = open_store(folder.path(), options);
+    Space space(*store, 1, {});
+    ASSERT_EQ(space.put(1, 0, 100), 100u);
+    ASSERT_TRUE(store->close());
+  }
+  struct Case {
+    const char* file;
+    bool opens;
+  };
+  for (const auto& [file, opens] : {Case{"/index.checkpoint", true},
+                                    {"/segments/000000.seg", true},
+                                    {"/b/segments/000000.seg", true},
+                                    {"/segments/000077.seg", true},
+                                    {"/b/tardis.path", true},
+                                    {"/tardis.paths", false},
+                                    {"/tardis.store", false}}) {
+    const std::string path = folder.path() + file, away = folder.path() + "/away";
+    const bool there = std::filesystem::exists(path);
+    if (there) std::filesystem::rename(path, away);
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::alarm(10);  // ends what hangs
+      (void)list_store(folder.path(), [](const ObjectInfo&) { return true; });
+      (void)verify_live_store(folder.path(), {});
+      auto store = Store::open(folder.path(), options, false);
+      const bool named = store || store.error().message.find(file) != std::string::npos;
+      ::_exit(!named ? 2 : store ? 0 : 1);  // no close: it would replace the checkpoint
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status)) << file << ": hangs";
+    EXPECT_EQ(WEXITSTATUS(status), opens ? 0 : 1) << file;
+    if (std::filesystem::exists(path)) std::filesystem::remove(path);
+    if (there && std::filesystem::exists(away)) std::filesystem::rename(away, path);
+  }
 }
 
 TEST_F(StoreRecovery, ANewerFormatIsRefusedAndUntouched) {

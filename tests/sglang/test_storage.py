@@ -343,6 +343,30 @@ def test_statistics_with_metrics(model, open_storage, tmp_path):
 # ---- life cycle ---------------------------------------------------------------------------------------------------
 
 
+def test_a_close_that_fails_still_gives_the_pool_memory_back(model, open_storage, monkeypatch):
+    monkeypatch.setattr(pool_memory, "_page_locked", lambda tensor: True)  # as with a GPU
+    pool, device = host_pool(model)
+    storage = open_storage(pool, device, metrics=True)
+    memory, store = storage._pool_memory, storage._store
+    memory.wait()
+    assert memory._storages
+
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def stats(self):
+            raise RuntimeError("no statistics")
+
+        def close(self):
+            store.close()
+            raise RuntimeError("the last flush failed")
+
+    storage._store = Failing()
+    storage.close()
+    assert not memory._storages and not memory._done
+
+
 def test_after_close_everything_is_a_miss(model, open_storage):
     pool, device = host_pool(model)
     storage = open_storage(pool, device)

@@ -243,14 +243,16 @@ class TardisStorage(HiCacheStorage):
         weight_updates.unregister(self)
         if store is None:
             return
-        try:
-            if self._metrics is not None:
-                self._metrics.update(store.stats())
-            store.close()
-            if self._pool_memory is not None:  # only now is no request under way
-                self._pool_memory.release()
-        except Exception:
-            logger.exception("tardis: closing the store %s failed", self._config.folder)
+        steps = [store.close]
+        if self._metrics is not None:
+            steps.insert(0, lambda: self._metrics.update(store.stats()))
+        if self._pool_memory is not None:
+            steps.append(self._pool_memory.release)  # only now is no request under way
+        for step in steps:  # whatever became of those before
+            try:
+                step()
+            except Exception:
+                logger.exception("tardis: closing the store %s failed", self._config.folder)
 
     def clear(self) -> bool:
         """Delete everything in the store, durably. Returns whether that worked.
