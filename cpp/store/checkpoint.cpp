@@ -79,7 +79,7 @@ bool Checkpoint::read(SegmentName segment, std::vector<CheckpointEntry>& entries
 Status write_checkpoint(const std::string& folder, const std::vector<Fingerprint>& namespaces, CheckpointHeader header,
                         const std::function<bool(CheckpointSegment&, std::vector<CheckpointEntry>&)>& next) {
   const std::string path = folder + "/" + kCheckpointFile, fresh = path + ".new";
-  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
   if (!fd) return errno_error(errno, fresh);
   const std::size_t namespace_bytes = namespaces.size() * sizeof(Fingerprint);
   header.magic = CheckpointHeader::kMagic;

@@ -75,7 +75,7 @@ Status sync_folder(const std::string& path) {
 
 Status write_file_durably(const std::string& folder, const std::string& name, const void* data, std::size_t bytes) {
   const std::string path = folder + "/" + name, fresh = path + ".new";
-  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0600));
   if (!fd) return errno_error(errno, fresh);
   const auto* from = static_cast<const char*>(data);
   for (std::size_t at = 0; at < bytes;) {

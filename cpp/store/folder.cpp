@@ -107,15 +107,21 @@ Status StoreFolder::open_lock() {
   const std::string file = path_ + "/" + kLockFile;
   UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd) return errno_error(errno, file + ": cannot open the store's lock");
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) return errno_error(errno, file);
-  if (static_cast<std::size_t>(status.st_size) < kLockFileBytes) {
-    const std::string zeros(kLockFileBytes - static_cast<std::size_t>(status.st_size), '\0');
-    if (::pwrite(fd.get(), zeros.data(), zeros.size(), status.st_size) != static_cast<ssize_t>(zeros.size())) {
-      return errno_error(errno, file);
-    }
-  }
   lock_ = std::move(fd);
+  return {};
+}
+
+// Under the setup lock: what another process wrote there meanwhile must not be wiped.
+Status StoreFolder::fill_lock_file() const {
+  const std::string file = path_ + "/" + kLockFile;
+  struct stat status {};
+  if (::fstat(lock_.get(), &status) != 0) return errno_error(errno, file);
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  if (bytes >= kLockFileBytes) return {};
+  const std::string zeros(kLockFileBytes - bytes, '\0');
+  if (::pwrite(lock_.get(), zeros.data(), zeros.size(), status.st_size) != static_cast<ssize_t>(zeros.size())) {
+    return errno_error(errno, file);
+  }
   return {};
 }
 
@@ -141,7 +147,10 @@ Status StoreFolder::lock_setup() {
   while (true) {
     auto locked = try_lock(lock_.get(), kSetupByte, 1, path_ + "/" + kLockFile);
     if (!locked) return locked.error();
-    if (*locked) return sign(kSetupByte);
+    if (*locked) {
+      Status status = fill_lock_file();
+      return status ? sign(kSetupByte) : status;
+    }
     if (std::chrono::steady_clock::now() >= give_up) {
       return Error{Code::kBusy, "path " + path_ + ": the store is being opened, closed or verified by " + owner() +
                                     "; wait for that process, stop it, or give this one another path"};

@@ -90,6 +90,7 @@ class StoreFolder {
 
  private:
   Status open_lock();
+  Status fill_lock_file() const;
   std::string owner_of(std::uint32_t byte, int fd) const;
   Status sign(std::uint32_t byte) const;  // says in the lock file who holds this byte
 

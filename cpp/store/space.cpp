@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where objects go: free slots, then new segments up to the capacity, then eviction.
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -246,7 +247,11 @@ Status Store::create_segment(std::uint32_t id, std::span<const std::uint32_t> pa
   const SegmentGeometry most = SegmentGeometry::of(bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
   if (Status status = table_.reserve_records(id, most.slots); !status) return status;
   std::atomic<std::uint32_t>& next = table_.header().paths[path].next_number;
-  const std::uint32_t number = next.fetch_add(1);
+  std::uint32_t number = next.fetch_add(1);
+  // Files of other names than the store would give may be in the way.
+  while (number < kMaxSegments && ::access(folder_.segment_path({path, number}).c_str(), F_OK) == 0) {
+    number = next.fetch_add(1);
+  }
   if (number >= kMaxSegments) {
     return Error{Code::kNoSpace, folder_.paths()[path].folder + ": segment numbers are used up; open the store anew"};
   }
