@@ -68,6 +68,24 @@ def store_table() -> list[str]:
     return lines
 
 
+def fio_table() -> list[str]:
+    """The store's share of fio's rate on one drive, and over two drives its share of what they give one by one."""
+    one, two = rows("storage_vm_disk.json"), rows("paths_vm_throttled.json")
+    sizes = ("128KiB", "1024KiB", "8192KiB")
+    lines = ["| of the limit | 128 KiB | 1 MiB | 8 MiB |", "|---|---|---|---|"]
+    names = {"read": "read, verified", "write": "write over old pages", "fill": "write to new segments"}
+    for case, name in names.items():
+        values = [f"{one[(case, 'tardis', size)]['ratio']:.2f}" for size in sizes]
+        lines.append(f"| {name}, of fio | " + " | ".join(values) + " |")
+    for placement in ("objects", "layers"):
+        for case in ("read", "write"):
+            values = [f"{two[(case, f'all drives, {placement}', size)]['ratio']:.2f}" for size in sizes[:2]]
+            lines.append(
+                f"| {case}, two drives, {placement}, of both one by one | " + " | ".join([*values, "-"]) + " |"
+            )
+    return lines
+
+
 def serving_table() -> list[str]:
     """Mean time to first token under load, by tier."""
     found = rows("h200_serving.json")
@@ -93,7 +111,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    tables = ["\n".join(table()) for table in (ttft_table, serving_table, store_table)]
+    tables = ["\n".join(table()) for table in (ttft_table, serving_table, fio_table, store_table)]
     if not arguments.check:
         print("\n\n".join(tables))
         return 0

@@ -2,6 +2,7 @@
 """Stores that are spread over several folders: what a drive that is away, replaced or given wrongly does to them."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def test_pages_are_spread_and_come_back(a: Path, b: Path):
         assert all(one["segments"] > 0 and one["free_bytes"] > 0 for one in report)
         assert (stats["paths"], stats["paths_out"]) == (2, 0)
     assert (b / "tardis.path").is_file()
-    assert {entry.name for entry in b.iterdir()} == {"tardis.path", "segments"}
+    assert {entry.name for entry in b.iterdir()} == {"tardis.path", "segments", "LOCK"}
     assert hits(a, [b]) == ALL
     assert hits(a) == ALL, "without a list: the folders that the store has"
     assert segments(b)
@@ -368,3 +369,19 @@ def test_layers_are_striped_over_the_folders(a: Path, b: Path):
     assert hits(a) == ALL
     crash(a, b)
     assert hits(a) == ALL
+
+
+def test_the_benchmark_of_several_drives(tmp_path: Path):
+    root = Path(__file__).resolve().parent.parent
+    result = tmp_path / "result.json"
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    command = [sys.executable, "bench/paths.py", "--quick", "--mib", "16", "--repetitions", "1", "--json", str(result)]
+    for folder in folders:
+        command += ["--folder", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(root / "python"), *sys.path]))}
+    subprocess.run(command, cwd=root, env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    rows = json.loads(result.read_text())["rows"]
+    assert {row["system"] for row in rows if row["ratio"]} == {"all drives, objects", "all drives, layers"}
+    assert all(row["value"] > 0 for row in rows) and not list(tmp_path.glob("*/paths-bench"))

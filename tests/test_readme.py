@@ -12,3 +12,4 @@ def test_performance_tables_come_from_the_results():
     text = README.read_text("utf-8")
     assert "\n".join(tables.ttft_table()) in text
     assert "\n".join(tables.store_table()) in text
+    assert "\n".join(tables.fio_table()) in text
