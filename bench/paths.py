@@ -3,8 +3,8 @@
 
 `--folder` is given once for each drive. The same pages are written, flushed and read back (in batches of 128, page
 cache dropped) by a store on each folder alone, and by one store over all of them, with whole objects on the drives and
-with layers striped over them. The limit of a rate over several drives is the sum of what the store reached on each alone.
-Bytes read are compared with those written.
+with layers striped over them. The limit of a rate over several drives is the sum of what the store reached on each
+alone. Bytes read are compared with those written.
 
 On a machine with one drive the folders may be loop devices that the kernel slows down: see "Several drives" in
 bench/README.md. Such numbers show that the drives work at the same time, and nothing else.

@@ -74,7 +74,8 @@ class TortureCampaign {
   }
   pid_t start_writer(std::size_t self) {
     return start([this, self] {
-      TortureWriter(store_, engine_, parse_mode(mode_), store_seed_ + started_, log_, *board_, self, processes_ > 1)
+      TortureWriter(store_, engine_, parse_mode(mode_), store_seed_ + started_ % 1024, log_, *board_, self,
+                    processes_ > 1)
           .run(3600);
       return 0;
     });
