@@ -23,6 +23,8 @@ namespace {
 // How long a set() waits for a segment when others write in all of them.
 constexpr std::uint64_t kBusyPatienceNs = 1'000'000'000;
 constexpr auto kBusyPause = std::chrono::microseconds(200);
+// How long it waits for room in a segment that another process holds before it evicts.
+constexpr std::uint64_t kRoomPatienceNs = 50'000'000;
 constexpr std::size_t kVictimsLookedAt = 32;
 // Of a batch that is spread over several paths, each gets at least this much in a row.
 constexpr std::uint64_t kLeastRunBytes = 1u << 20;
@@ -128,7 +130,7 @@ std::vector<Store::Share> Store::shares(SlotClass slot_class, std::size_t need) 
 Store::Reservation Store::reserve(const ObjectGeometry& object, std::size_t need, std::optional<Error>& failure) {
   const SlotClass slot_class = object.slot_class();
   Reservation out;
-  const std::uint64_t give_up = monotonic_ns() + kBusyPatienceNs;
+  const std::uint64_t began = monotonic_ns();
   if (paths_in_use() > 1 && options_.placement == Placement::kObjects) {
     for (const Share& share : shares(slot_class, need)) {
       const std::size_t target = out.slots.size() + share.slots;
@@ -149,13 +151,19 @@ Store::Reservation Store::reserve(const ObjectGeometry& object, std::size_t need
     const Result<bool> grown = grow(object, std::nullopt);
     if (!grown) failure = grown.error();
     if (grown && *grown) continue;
+    // There is room in a segment that another process holds for a moment: better to wait than to evict. But who has
+    // something already does not wait, see below.
+    if (out.busy && out.slots.empty() && monotonic_ns() < began + kRoomPatienceNs) {
+      std::this_thread::sleep_for(kBusyPause);
+      continue;
+    }
     const Result<bool> converted = convert_segment(object);
     if (!converted) failure = converted.error();
     if (converted && *converted) continue;
     if (evict(slot_class, need - out.slots.size()) > 0) continue;
     // What other processes hold may have free slots, and objects to evict. Who has something already does not wait: two
     // that wait for each other would wait in vain.
-    if (!out.busy || !out.slots.empty() || monotonic_ns() >= give_up) return out;
+    if (!out.busy || !out.slots.empty() || monotonic_ns() >= began + kBusyPatienceNs) return out;
     std::this_thread::sleep_for(kBusyPause);
   }
 }
