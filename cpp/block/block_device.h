@@ -20,6 +20,10 @@ namespace tardis {
 
 using FileId = std::uint32_t;
 
+// What is asked of a drive, where success and failure are counted apart.
+enum class IoUse : std::uint8_t { kRead, kWrite, kFlush };
+inline constexpr std::size_t kIoUses = 3;
+
 struct IoRequest {
   enum class Op : std::uint8_t { kRead, kWrite };
   Op op = Op::kRead;

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
 #include <mutex>
 #include <optional>
 
+#include "block/interleave.h"
 #include "block/iovec_range.h"
 
 namespace tardis {
@@ -16,7 +16,7 @@ Error not_open() { return Error{Code::kInternal, "the id names no open striped f
 
 }  // namespace
 
-void StripedDevice::Member::met(Use use, int os_error) {
+void StripedDevice::Member::met(IoUse use, int os_error) {
   const auto at = static_cast<std::size_t>(use);
   if (os_error == 0) {
     worked[at].fetch_add(1, std::memory_order_relaxed);
@@ -45,7 +45,7 @@ std::shared_ptr<StripedDevice::Joined> StripedDevice::find(FileId file) const {
   return place < joined_.size() ? joined_[place] : nullptr;
 }
 
-std::vector<StripedDevice::Met> StripedDevice::take_met(FileId file, Use use) {
+std::vector<StripedDevice::Met> StripedDevice::take_met(FileId file, IoUse use) {
   std::vector<Met> result;
   const auto joined = find(file);
   if (joined == nullptr) return result;
@@ -124,7 +124,7 @@ std::vector<Status> StripedDevice::flush_files(std::span<const FileId> files) {
   const std::vector<Status> flushed = inner_->flush_files(inner);
   for (std::size_t k = 0; k < parts.size(); ++k) {
     if (parts[k].member != nullptr) {
-      parts[k].member->met(Use::kFlush, flushed[k] ? 0 : std::max(flushed[k].error().os_error, 1));
+      parts[k].member->met(IoUse::kFlush, flushed[k] ? 0 : std::max(flushed[k].error().os_error, 1));
     }
     if (results[parts[k].whole] && !flushed[k]) results[parts[k].whole] = flushed[k];
   }
@@ -142,13 +142,14 @@ class StripedDevice::Batch {
         cut(device, wholes_[i]);
       } else {
         wholes_[i].left = 1;
-        pieces_.push_back({requests[i], &wholes_[i], nullptr, nullptr, {}, 0});
+        pieces_.push_back({requests[i], &wholes_[i], nullptr, nullptr, {}});
       }
     }
   }
 
   void run(BlockDevice& inner) {
-    take_turns();
+    // A request may lie in one file as a whole, and its neighbours too.
+    interleave(pieces_, [](const Piece& piece) { return piece.request.file; });
     std::vector<IoRequest> requests(pieces_.size());
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       requests[i] = pieces_[i].request;
@@ -172,7 +173,6 @@ class StripedDevice::Batch {
     std::shared_ptr<Joined> joined;  // null: an ordinary request, as it came
     Member* member;
     std::vector<iovec> memory;
-    std::size_t turn;
   };
 
   void cut(const StripedDevice& device, Whole& whole) {
@@ -190,7 +190,7 @@ class StripedDevice::Batch {
     joined->map().pieces(request.offset, bytes, [&](std::uint32_t file, std::uint64_t offset, std::uint64_t n) {
       if (!own[file]) {
         own[file] = pieces_.size();
-        Piece& fresh = pieces_.emplace_back(Piece{request, &whole, joined, &joined->members[file], {}, 0});
+        Piece& fresh = pieces_.emplace_back(Piece{request, &whole, joined, &joined->members[file], {}});
         fresh.request.file = joined->members[file].file;
         fresh.request.offset = offset;
       }
@@ -217,18 +217,10 @@ class StripedDevice::Batch {
     }
   }
 
-  // A request may lie in one file as a whole, and its neighbours too: without turns one drive would work after the
-  // other.
-  void take_turns() {
-    std::map<FileId, std::size_t> seen;
-    for (Piece& piece : pieces_) piece.turn = seen[piece.request.file]++;
-    std::stable_sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.turn < b.turn; });
-  }
-
   void finished(Piece& piece, int error) {
     Whole& whole = *piece.whole;
     if (piece.member != nullptr) {
-      piece.member->met(piece.request.op == IoRequest::Op::kRead ? Use::kRead : Use::kWrite, error);
+      piece.member->met(piece.request.op == IoRequest::Op::kRead ? IoUse::kRead : IoUse::kWrite, error);
     }
     int none = 0;
     if (error != 0) whole.error.compare_exchange_strong(none, error);

@@ -23,12 +23,11 @@ class StripedDevice : public BlockDevice {
   FileId join(std::vector<FileId> files, const std::atomic<std::uint64_t>& map);
 
   // What one of the joined files met since this was asked last.
-  enum class Use : std::uint8_t { kRead, kWrite, kFlush };
   struct Met {
     std::uint32_t worked = 0;
     int error = 0;  // the last
   };
-  std::vector<Met> take_met(FileId file, Use use);
+  std::vector<Met> take_met(FileId file, IoUse use);
 
   Result<FileId> open_file(const std::string& path, bool create, bool writable) override {
     return inner_->open_file(path, create, writable);
@@ -51,12 +50,11 @@ class StripedDevice : public BlockDevice {
 
  private:
   static constexpr FileId kJoined = FileId{1} << 31;  // ids of the device below are small
-  static constexpr std::size_t kUses = 3;
   struct Member {
     FileId file = 0;
-    std::array<std::atomic<std::uint32_t>, kUses> worked{};
-    std::array<std::atomic<int>, kUses> error{};
-    void met(Use use, int os_error);
+    std::array<std::atomic<std::uint32_t>, kIoUses> worked{};
+    std::array<std::atomic<int>, kIoUses> error{};
+    void met(IoUse use, int os_error);
   };
   struct Joined {
     Joined(const std::vector<FileId>& files, const std::atomic<std::uint64_t>& where);

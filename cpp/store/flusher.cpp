@@ -86,7 +86,7 @@ void Store::flush_group(const FlushGroup& ended) {
   for (const auto& [file, segment] : segments) files.push_back(file);
   const std::vector<Status> flushed = device_->flush_files(files);
   for (std::size_t i = 0; i < files.size(); ++i) {
-    path_result(*segments[files[i]], PathUse::kFlush, flushed[i]);
+    path_result(*segments[files[i]], IoUse::kFlush, flushed[i]);
   }
   const std::lock_guard lock(mutex_);
   counters_->flush_groups += 1;

@@ -16,17 +16,14 @@
 #include <memory>
 #include <thread>
 
+#include "store/byte_locks.h"
 #include "store/checkpoint.h"
 #include "store/files.h"
 
 namespace tardis {
 namespace {
 
-constexpr const char* kSuperblockFile = "tardis.store";
-constexpr const char* kLockFile = "LOCK";
 constexpr const char* kNamespacesFolder = "namespaces";
-constexpr const char* kSegmentSuffix = ".seg";
-constexpr const char* kStripeSuffix = ".part";
 constexpr std::size_t kSuperblockFileBytes = 4096;
 
 // Which byte of the lock file stands for what; the text that names a byte's owner lies at byte * kOwnerBytes.
@@ -36,32 +33,8 @@ constexpr std::size_t kOwnerBytes = 512;
 // not keep a process from opening it.
 constexpr std::size_t kLiveOffset = kLockBytes * kOwnerBytes;
 constexpr std::size_t kLockFileBytes = kLiveOffset + kOwnerBytes;
-// The rings of a process that was killed give its lock back a moment after it, when their I/O has ended.
-constexpr auto kKilledPatience = std::chrono::seconds(2);
 // Another process may be recovering a large store.
 constexpr auto kSetupPatience = std::chrono::seconds(120);
-
-struct flock bytes_of_lock(short type, std::uint32_t first, std::uint32_t count) {
-  struct flock range {};
-  range.l_type = type;
-  range.l_whence = SEEK_SET;
-  range.l_start = first;
-  range.l_len = count;
-  return range;
-}
-
-// False: somebody else holds one of the bytes.
-Result<bool> try_lock(int fd, std::uint32_t first, std::uint32_t count, const std::string& file) {
-  struct flock range = bytes_of_lock(F_WRLCK, first, count);
-  if (::fcntl(fd, F_OFD_SETLK, &range) == 0) return true;
-  if (errno == EAGAIN || errno == EACCES) return false;
-  return errno_error(errno, file + ": locking");
-}
-
-bool held_by_another(int fd, std::uint32_t first, std::uint32_t count) {
-  struct flock range = bytes_of_lock(F_WRLCK, first, count);
-  return ::fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
-}
 
 std::string boot_id() {
   auto text = read_file("/proc/sys/kernel/random/boot_id", 64);
@@ -145,7 +118,7 @@ Status StoreFolder::lock_setup() {
   if (Status status = open_lock(); !status) return status;
   const auto give_up = std::chrono::steady_clock::now() + kSetupPatience;
   while (true) {
-    auto locked = try_lock(lock_.get(), kSetupByte, 1, path_ + "/" + kLockFile);
+    auto locked = try_lock(lock_.get(), F_WRLCK, kSetupByte, 1, path_ + "/" + kLockFile);
     if (!locked) return locked.error();
     if (*locked) {
       Status status = fill_lock_file();
@@ -159,14 +132,11 @@ Status StoreFolder::lock_setup() {
   }
 }
 
-void StoreFolder::unlock_setup() {
-  struct flock range = bytes_of_lock(F_UNLCK, kSetupByte, 1);
-  ::fcntl(lock_.get(), F_OFD_SETLK, &range);
-}
+void StoreFolder::unlock_setup() { tardis::unlock(lock_.get(), kSetupByte, 1); }
 
 Result<std::uint32_t> StoreFolder::lock_process() {
   for (std::uint32_t place = 0; place < kMaxProcesses; ++place) {
-    auto locked = try_lock(lock_.get(), kFirstProcessByte + place, 1, path_ + "/" + kLockFile);
+    auto locked = try_lock(lock_.get(), F_WRLCK, kFirstProcessByte + place, 1, path_ + "/" + kLockFile);
     if (!locked) return locked.error();
     if (!*locked) continue;
     if (Status status = sign(kFirstProcessByte + place); !status) return status.error();
@@ -222,8 +192,7 @@ void StoreFolder::unlock() {
   paths_.unlock();
   if (!lock_) return;
   // Not by close() alone: a ring that is being torn down still holds the same file description.
-  struct flock range = bytes_of_lock(F_UNLCK, 0, kLockBytes);
-  ::fcntl(lock_.get(), F_OFD_SETLK, &range);
+  tardis::unlock(lock_.get(), 0, kLockBytes);
   lock_.reset();
 }
 

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "block/block_device.h"
 #include "store/format.h"
 
 namespace tardis {
@@ -137,14 +138,10 @@ enum class PathState : std::uint32_t {
   kOut,  // missing, or failed: what it holds is not found, until the store is opened anew
 };
 
-// What an I/O batch wants of a path.
-enum class PathUse : std::uint8_t { kRead, kWrite, kFlush };
-inline constexpr std::size_t kPathUses = 3;
-
 struct alignas(64) LivePath {
   std::atomic<PathState> state;
-  std::atomic<std::uint32_t> next_number;                     // of a segment
-  std::array<std::atomic<std::uint32_t>, kPathUses> strikes;  // batches in a row of which nothing succeeded
+  std::atomic<std::uint32_t> next_number;                   // of a segment
+  std::array<std::atomic<std::uint32_t>, kIoUses> strikes;  // batches in a row of which nothing succeeded
 };
 static_assert(sizeof(LivePath) == 64);
 

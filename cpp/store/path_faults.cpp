@@ -61,28 +61,24 @@ bool Store::is_path_fault(int os_error) {
   }
 }
 
-void Store::path_result(std::uint32_t path, PathUse use, const Status& status) {
+void Store::path_result(std::uint32_t path, IoUse use, const Status& status) {
+  std::atomic<std::uint32_t>& strikes = table_.header().paths[path].strikes[static_cast<std::size_t>(use)];
   if (status) {
-    path_result(path, use, true, {});
-  } else if (is_path_fault(status.error().os_error)) {
-    path_result(path, use, false, status.error().message);
+    if (strikes.load(std::memory_order_relaxed) != 0) strikes.store(0);
+  } else if (is_path_fault(status.error().os_error) && strikes.fetch_add(1) + 1 >= kStrikesOut) {
+    take_out(path, status.error().message);
   }
 }
 
-void Store::path_result(Segment& segment, PathUse use, const Status& status) {
+void Store::path_result(Segment& segment, IoUse use, const Status& status) {
   if (!segment.stripes()) return path_result(segment.on_path(), use, status);
   for (const Segment::Met& one : segment.take_met(use)) {
-    path_result(one.path, use, one.met.error == 0 ? Status() : errno_error(one.met.error, segment.path()));
+    if (one.met.error == 0) {
+      path_result(one.path, use, Status());
+    } else {
+      path_result(one.path, use, errno_error(one.met.error, segment.path()));
+    }
   }
-}
-
-void Store::path_result(std::uint32_t path, PathUse use, bool works, const std::string& problem) {
-  std::atomic<std::uint32_t>& strikes = table_.header().paths[path].strikes[static_cast<std::size_t>(use)];
-  if (works) {
-    if (strikes.load(std::memory_order_relaxed) != 0) strikes.store(0);
-    return;
-  }
-  if (strikes.fetch_add(1) + 1 >= kStrikesOut) take_out(path, problem);
 }
 
 void Store::PathTally::add(std::uint32_t path, int os_error) {
@@ -96,7 +92,7 @@ void Store::PathTally::add(std::uint32_t path, int os_error) {
 
 // An object that failed does not tell which of its drives it was. What a segment met is told with its first object;
 // another call of this process may have told some of it.
-void Store::PathTally::add(Segment& segment, PathUse use, int os_error) {
+void Store::PathTally::add(Segment& segment, IoUse use, int os_error) {
   if (!segment.stripes()) return add(segment.on_path(), os_error);
   for (const Segment::Met& one : segment.take_met(use)) {
     worked[one.path] += one.met.worked;
@@ -104,13 +100,12 @@ void Store::PathTally::add(Segment& segment, PathUse use, int os_error) {
   }
 }
 
-void Store::tell_paths(const PathTally& tally, PathUse use) {
+void Store::tell_paths(const PathTally& tally, IoUse use) {
   for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
     if (tally.worked[path] > 0) {
-      path_result(path, use, true, {});
+      path_result(path, use, Status());
     } else if (tally.failed[path] > 0) {
-      path_result(path, use, false,
-                  errno_error(tally.error[path], use == PathUse::kRead ? "reading" : "writing").message);
+      path_result(path, use, errno_error(tally.error[path], use == IoUse::kRead ? "reading" : "writing"));
     }
   }
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/paths.h"
 
-#include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <memory>
 #include <thread>
 
+#include "store/byte_locks.h"
 #include "store/files.h"
 
 namespace tardis {
@@ -20,14 +20,7 @@ namespace {
 
 constexpr const char* kPathsFile = "tardis.paths";
 constexpr const char* kMarkerFile = "tardis.path";
-constexpr const char* kSegmentsFolder = "segments";
-constexpr const char* kLockFile = "LOCK";
 constexpr std::size_t kMarkerFileBytes = 4096;
-// A process that was killed gives its locks back when its I/O in flight has ended.
-constexpr auto kKilledPatience = std::chrono::seconds(2);
-
-// PathMarker::turn
-constexpr std::uint64_t next_turn(std::uint64_t turn) { return (turn | 1) + 1; }
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
@@ -50,7 +43,9 @@ Result<std::optional<PathMarker>> read_marker(const std::string& folder) {
   return std::optional(marker);
 }
 
-bool is_segment_file(const std::string& name) { return name.ends_with(".seg") || name.ends_with(".part"); }
+bool is_segment_file(const std::string& name) {
+  return name.ends_with(kSegmentSuffix) || name.ends_with(kStripeSuffix);
+}
 
 // Removes every file of a segment or of its stripes, durably; other files are not the store's.
 Status empty_segments(const std::string& folder) {
@@ -181,11 +176,14 @@ void StorePaths::look(std::size_t path) {
                             : "belongs to another store, or was emptied and made anew";
 }
 
-// The numbers of those that the store knows; the others are `unknown`.
-Result<std::vector<std::size_t>> StorePaths::match_known(const std::vector<std::string>& wanted,
-                                                         std::vector<std::string>& unknown) {
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const std::string& folder = wanted[i];
+Status StorePaths::check_names(const std::vector<std::string>& folders) const {
+  if (folders.size() >= kMaxPaths) {
+    return Error{Code::kInvalidArgument, "path: expected at most " + std::to_string(kMaxPaths - 1) +
+                                             " folders beside the store's own, found " +
+                                             std::to_string(folders.size())};
+  }
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    const std::string& folder = folders[i];
     if (folder.empty() || folder.front() != '/') return setting_error(folder, "expected an absolute name");
     if (folder.size() > sizeof(PathEntry::folder)) {
       return setting_error(folder, "expected at most " + std::to_string(sizeof(PathEntry::folder)) + " bytes");
@@ -194,14 +192,18 @@ Result<std::vector<std::size_t>> StorePaths::match_known(const std::vector<std::
       return setting_error(folder, "is the store's own folder, " + paths_[0].folder + "; name it once");
     }
     for (std::size_t k = 0; k < i; ++k) {
-      if (same_folder(folder, wanted[k])) return setting_error(folder, "is named twice (" + wanted[k] + ")");
+      if (same_folder(folder, folders[k])) return setting_error(folder, "is named twice (" + folders[k] + ")");
     }
   }
+  return {};
+}
+
+Result<StorePaths::Matched> StorePaths::match_folders(const std::vector<std::string>& wanted) {
+  if (Status status = check_names(wanted); !status) return status.error();
   // By their markers first: a drive may be mounted in another's place, and then a name says nothing.
   const std::vector<StorePath> before = paths_;
-  std::vector<std::size_t> known;
+  Matched matched;
   std::vector<std::string> unmarked;
-  const auto is_known = [&](std::size_t path) { return std::find(known.begin(), known.end(), path) != known.end(); };
   for (const std::string& folder : wanted) {
     const auto marker = read_marker(folder);
     if (!marker || !*marker) {
@@ -211,41 +213,44 @@ Result<std::vector<std::size_t>> StorePaths::match_known(const std::vector<std::
     if ((*marker)->store_uuid != store_) {
       return setting_error(folder, "is part of another store; name another folder, or empty this one");
     }
-    const auto number = by_uuid((*marker)->path_uuid);
-    if (!number) {
-      unknown.push_back(folder);
-      continue;
+    const auto path = by_uuid((*marker)->path_uuid);
+    if (path && matched.has(*path)) {
+      return setting_error(folder, "is a copy of another folder of this store; name one of them");
     }
-    if (is_known(*number)) return setting_error(folder, "is a copy of another folder of this store; name one of them");
-    paths_[*number].folder = folder;
-    known.push_back(*number);
+    if (path) {
+      paths_[*path].folder = folder;
+      matched.known.push_back(*path);
+    } else {
+      matched.unknown.push_back(folder);
+    }
   }
   for (const std::string& folder : unmarked) {
-    const auto of_name = [&](std::size_t path) { return before[path].flags != 0 && before[path].folder == folder; };
-    std::optional<std::size_t> number;
-    for (std::size_t path = 1; path < kMaxPaths; ++path) {
-      if (of_name(path)) number = path;
-    }
-    if (number && is_known(*number)) {
-      // That one was found in another place, so this may be the place of one that was not.
-      for (std::size_t path = 1; path < kMaxPaths; ++path) {
-        const bool wanted_by_name = std::find(wanted.begin(), wanted.end(), before[path].folder) != wanted.end();
-        if (before[path].flags != 0 && !is_known(path) && wanted_by_name) number = path;
-      }
-      if (is_known(*number)) number.reset();
-    }
-    if (!number) {
-      if (const auto marker = read_marker(folder); !marker) {
-        if (marker.error().code != Code::kCorrupt) return marker.error();
-        return setting_error(folder, marker.error().message + "; empty the folder to use it anew");
-      }
-      unknown.push_back(folder);
+    if (const auto path = place_of(folder, before, wanted, matched)) {
+      paths_[*path].folder = folder;
+      matched.known.push_back(*path);
       continue;
     }
-    paths_[*number].folder = folder;
-    known.push_back(*number);
+    if (const auto marker = read_marker(folder); !marker) {
+      if (marker.error().code != Code::kCorrupt) return marker.error();
+      return setting_error(folder, marker.error().message + "; empty the folder to use it anew");
+    }
+    matched.unknown.push_back(folder);
   }
-  return known;
+  return matched;
+}
+
+// The path that a folder without a marker should be: the one that had this name before; or, if that one was found in
+// another place, one that was not found and whose place that was.
+std::optional<std::size_t> StorePaths::place_of(const std::string& folder, const std::vector<StorePath>& before,
+                                                const std::vector<std::string>& wanted, const Matched& matched) const {
+  std::optional<std::size_t> named, displaced;
+  for (std::size_t path = 1; path < kMaxPaths; ++path) {
+    if (before[path].flags == 0) continue;
+    if (before[path].folder == folder) named = path;
+    const bool still_wanted = std::find(wanted.begin(), wanted.end(), before[path].folder) != wanted.end();
+    if (!matched.has(path) && still_wanted) displaced = path;
+  }
+  return named && matched.has(*named) ? displaced : named;
 }
 
 std::optional<std::size_t> StorePaths::by_uuid(const Uuid& uuid) const {
@@ -255,13 +260,12 @@ std::optional<std::size_t> StorePaths::by_uuid(const Uuid& uuid) const {
   return std::nullopt;
 }
 
+// There is a number for it, see check_names().
 Status StorePaths::add(const std::string& folder) {
   const auto place = std::find_if(paths_.begin(), paths_.end(), [](const StorePath& path) { return path.flags == 0; });
-  if (place == paths_.end()) {
-    return setting_error(folder, "a store has at most " + std::to_string(kMaxPaths - 1) + " folders beside its own");
-  }
   const std::string segments = folder + "/" + kSegmentsFolder;
-  if (exists(folder + "/tardis.store")) return setting_error(folder, "is a store of its own; name another folder");
+  if (exists(folder + "/" + kSuperblockFile))
+    return setting_error(folder, "is a store of its own; name another folder");
   if (Status status = make_folders(segments); !status) return status;
   auto marker = read_marker(folder);
   if (!marker) return marker.error();
@@ -273,17 +277,16 @@ Status StorePaths::add(const std::string& folder) {
           folder, "has segment files but no " + std::string(kMarkerFile) + "; restore that file, or empty the folder");
     }
   }
-  // It was part of this store and then forgotten: pages may have been deleted since.
-  if (Status status = empty_segments(folder); !status) return status;
-  StorePath fresh{folder, {}, kPathKnown, true, {}, 2};
-  if (::getrandom(fresh.uuid.data(), fresh.uuid.size(), 0) != static_cast<ssize_t>(fresh.uuid.size())) {
+  *place = {folder, {}, kPathKnown, true, {}, 2};
+  if (::getrandom(place->uuid.data(), place->uuid.size(), 0) != static_cast<ssize_t>(place->uuid.size())) {
     return errno_error(errno, "getrandom");
   }
-  *place = fresh;
+  const auto path = static_cast<std::size_t>(place - paths_.begin());
+  if (Status status = lock(path, /*alone=*/true); !status) return status;
+  // It was part of this store and then forgotten: pages may have been deleted since.
+  if (Status status = empty_segments(folder); !status) return status;
   // The marker before the list: a crash between them leaves a folder that starts empty, not one that is missing.
-  if (Status status = write_marker(static_cast<std::size_t>(place - paths_.begin()), fresh.turn); !status) {
-    return status;
-  }
+  if (Status status = write_marker(path, place->turn); !status) return status;
   return sync_folder(parent_folder(folder));
 }
 
@@ -303,28 +306,21 @@ Status StorePaths::write_marker(std::size_t path, std::uint64_t turn) const {
 Status StorePaths::lock(std::size_t path, bool alone) {
   const std::string file = paths_[path].folder + "/" + kLockFile;
   UniqueFd& fd = locks_[path];
-  fd.reset(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+  if (!fd) fd.reset(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
   if (!fd) return errno_error(errno, file);
   const auto give_up = std::chrono::steady_clock::now() + kKilledPatience;
-  while (true) {
-    struct flock range {};
-    range.l_type = alone ? F_WRLCK : F_RDLCK;
-    range.l_whence = SEEK_SET;
-    if (::fcntl(fd.get(), F_OFD_SETLK, &range) == 0) break;
-    if (errno != EAGAIN && errno != EACCES) return errno_error(errno, file + ": locking");
-    if (std::chrono::steady_clock::now() >= give_up) {
-      return Error{Code::kBusy, "path " + paths_[path].folder +
-                                    ": a process uses it that has come to it by another copy of " + paths_[0].folder +
-                                    "; a store has one folder of its own: stop that process, and delete the copy"};
-    }
+  auto locked = try_lock(fd.get(), alone ? F_WRLCK : F_RDLCK, 0, 1, file);
+  while (locked && !*locked && std::chrono::steady_clock::now() < give_up) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    locked = try_lock(fd.get(), alone ? F_WRLCK : F_RDLCK, 0, 1, file);
   }
-  if (!alone) return {};
-  struct flock range {};  // from now on others of this store may come too
-  range.l_type = F_RDLCK;
-  range.l_whence = SEEK_SET;
-  if (::fcntl(fd.get(), F_OFD_SETLK, &range) != 0) return errno_error(errno, file + ": locking");
-  return {};
+  // Who was alone shares from now on: others of this store may come too.
+  if (locked && *locked && alone) locked = try_lock(fd.get(), F_RDLCK, 0, 1, file);
+  if (!locked) return locked.error();
+  if (*locked) return {};
+  return Error{Code::kBusy, "path " + paths_[path].folder +
+                                ": a process uses it that has come to it by another copy of " + paths_[0].folder +
+                                "; a store has one folder of its own: stop that process, and delete the copy"};
 }
 
 Status StorePaths::lock_alone() {
@@ -347,32 +343,35 @@ void StorePaths::judge_turn(std::size_t path, std::vector<std::string>& notes) {
   if (there > own.turn + 1) {
     own.present = false;
     own.problem = "was used since by another copy of " + paths_[0].folder;
-  } else if (there + 1 < own.turn && (own.flags & kPathStale) == 0) {
+    return;
+  }
+  if (there + 1 < own.turn && (own.flags & kPathStale) == 0) {
     own.flags |= kPathStale;
     notes.push_back("path " + own.folder + ": was put back from an older copy, which may hold what was deleted since");
   }
+  own.turn = std::max(own.turn, there);
 }
 
-// Of every path that is there.
-Status StorePaths::take_turns() {
-  for (std::size_t path = 1; path < kMaxPaths; ++path) {
+Result<std::vector<std::uint32_t>> StorePaths::raise_turns(const std::function<bool(std::uint32_t path)>& reachable,
+                                                           std::uint32_t flag_of_others) {
+  std::vector<std::uint32_t> raised, failed;
+  for (std::uint32_t path = 1; path < kMaxPaths; ++path) {
     StorePath& own = paths_[path];
-    if (!own.present) continue;
-    const auto marker = read_marker(own.folder);
-    const std::uint64_t next = next_turn(std::max(own.turn, marker && *marker ? (*marker)->turn : 0));
-    if (Status status = write_marker(path, next - 1); !status) {
-      own.present = false;
-      own.flags |= kPathAway;
-      own.problem = status.error().message;
-      continue;
+    if (own.flags == 0) continue;
+    const std::uint64_t turn = (own.turn | 1) + 1;  // after a crash it may stand in between
+    if (!reachable(path)) {
+      own.flags |= flag_of_others;
+    } else if (write_marker(path, turn - 1)) {
+      own.turn = turn;
+      raised.push_back(path);
+    } else {
+      own.flags |= flag_of_others;
+      failed.push_back(path);
     }
-    own.turn = next;
   }
-  if (Status status = save(); !status) return status;
-  for (std::size_t path = 1; path < kMaxPaths; ++path) {
-    if (paths_[path].present) (void)write_marker(path, paths_[path].turn);  // as after a crash, if it fails
-  }
-  return {};
+  if (Status status = save(); !status) return status.error();
+  for (const std::uint32_t path : raised) (void)write_marker(path, paths_[path].turn);  // as after a crash, if it fails
+  return failed;
 }
 
 Status StorePaths::settle(const std::optional<std::vector<std::string>>& wanted, const Uuid& store,
@@ -380,13 +379,12 @@ Status StorePaths::settle(const std::optional<std::vector<std::string>>& wanted,
                           std::vector<std::string>& notes) {
   store_ = store;
   const std::vector<StorePath> before = paths_;
-  std::vector<std::string> unknown;
   if (wanted) {
-    auto known = match_known(*wanted, unknown);
-    if (!known) return known.error();
-    bool changes = !unknown.empty();
+    auto matched = match_folders(*wanted);
+    if (!matched) return matched.error();
+    bool changes = !matched->unknown.empty();
     for (std::size_t path = 1; path < kMaxPaths; ++path) {
-      if (paths_[path].flags == 0 || std::find(known->begin(), known->end(), path) != known->end()) continue;
+      if (paths_[path].flags == 0 || matched->has(path)) continue;
       notes.push_back("path " + paths_[path].folder + ": named no longer, and forgotten; what it holds can be deleted");
       paths_[path] = {};
       changes = true;
@@ -394,38 +392,48 @@ Status StorePaths::settle(const std::optional<std::vector<std::string>>& wanted,
     if (changes) {
       if (Status status = before_change(); !status) return status;
     }
-  }
-  for (const std::string& folder : unknown) {
-    Status status = add(folder);
-    if (status) status = usable(folder);
-    if (!status) return Error{status.error().code, "path: " + folder + ": " + status.error().message};
+    for (const std::string& folder : matched->unknown) {
+      Status status = add(folder);
+      if (status) status = usable(folder);
+      if (!status) return Error{status.error().code, "path: " + folder + ": " + status.error().message};
+    }
   }
   for (std::size_t path = 1; path < kMaxPaths; ++path) {
-    StorePath& own = paths_[path];
-    if (own.flags == 0) continue;
+    if (paths_[path].flags == 0) continue;
     look(path);
-    if (own.present) judge_turn(path, notes);
-    if (own.present) {
+    if (paths_[path].present) judge_turn(path, notes);
+    if (paths_[path].present) {
       if (Status status = lock(path, /*alone=*/true); !status && status.error().code == Code::kBusy) return status;
-      Status status = usable(own.folder);
-      if (status && (own.flags & kPathStale) != 0) {
-        status = empty_segments(own.folder);
-        if (status) notes.push_back("path " + own.folder + ": pages were deleted while it was away; starts empty");
-      }
-      if (!status) {
-        own.present = false;
-        own.problem = status.error().message;
-      }
-    }
-    if (own.present) {
-      own.flags &= ~std::uint32_t{kPathStale};
-    } else {
-      own.flags |= kPathAway;
-      notes.push_back("path " + own.folder + ": left out, and what it holds is not found: " + own.problem);
+      prepare(path, usable, notes);
     }
   }
   const bool any_further = std::any_of(before.begin() + 1, before.end(), [](const auto& a) { return a.flags != 0; });
-  return any_further || known() > 1 ? take_turns() : Status();
+  if (any_further || known() > 1) {
+    const auto failed = raise_turns([this](std::uint32_t path) { return paths_[path].present; }, kPathAway);
+    if (!failed) return failed.error();
+    for (const std::uint32_t path : *failed) {
+      paths_[path].present = false;
+      paths_[path].problem = std::string(kMarkerFile) + " cannot be written";
+    }
+  }
+  for (const std::string& line : missing()) notes.push_back("left out, and what it holds is not found: " + line);
+  return {};
+}
+
+// Of a path that is there: whether it can be used, and that it holds nothing that was deleted.
+void StorePaths::prepare(std::size_t path, const Usable& usable, std::vector<std::string>& notes) {
+  StorePath& own = paths_[path];
+  Status status = usable(own.folder);
+  if (status && (own.flags & kPathStale) != 0) {
+    status = empty_segments(own.folder);
+    if (status) notes.push_back("path " + own.folder + ": pages were deleted while it was away; starts empty");
+  }
+  own.present = static_cast<bool>(status);
+  if (status) {
+    own.flags &= ~std::uint32_t{kPathStale};
+  } else {
+    own.problem = status.error().message;
+  }
 }
 
 Status StorePaths::welcome_back(const std::function<bool(std::uint32_t path)>& in_use) {
@@ -441,10 +449,9 @@ Status StorePaths::welcome_back(const std::function<bool(std::uint32_t path)>& i
 Status StorePaths::match(const std::optional<std::vector<std::string>>& wanted, const Usable& usable) {
   const std::string theirs = text();
   if (wanted) {
-    std::vector<std::string> unknown;
-    auto known = match_known(*wanted, unknown);
-    if (!known) return known.error();
-    if (!unknown.empty() || known->size() + 1 != this->known()) {
+    auto matched = match_folders(*wanted);
+    if (!matched) return matched.error();
+    if (!matched->unknown.empty() || matched->known.size() + 1 != known()) {
       return Error{Code::kInvalidArgument, "path: the store at " + paths_[0].folder + " is in use with " + theirs +
                                                ", the configuration of this process says " + paths_[0].folder +
                                                (wanted->empty() ? "" : ", " + joined(*wanted)) +
@@ -467,24 +474,8 @@ Status StorePaths::match(const std::optional<std::vector<std::string>>& wanted, 
 Result<std::vector<std::uint32_t>> StorePaths::deleted(const std::function<bool(std::uint32_t path)>& in_use) const {
   StorePaths now(paths_[0].folder);  // another process may have written the list since
   if (Status status = now.load(store_); !status) return status.error();
-  std::vector<std::uint32_t> failed, written;
-  for (std::uint32_t path = 1; path < kMaxPaths; ++path) {
-    StorePath& own = now.paths_[path];
-    if (own.flags == 0) continue;
-    own.folder = paths_[path].folder;  // as this process sees it
-    if (in_use(path)) {
-      if (now.write_marker(path, next_turn(own.turn) - 1)) {
-        own.turn = next_turn(own.turn);
-        written.push_back(path);
-        continue;
-      }
-      failed.push_back(path);
-    }
-    own.flags |= kPathStale;
-  }
-  if (Status status = now.save(); !status) return status.error();
-  for (const std::uint32_t path : written) (void)now.write_marker(path, now.paths_[path].turn);
-  return failed;
+  for (std::size_t path = 1; path < kMaxPaths; ++path) now.paths_[path].folder = paths_[path].folder;
+  return now.raise_turns(in_use, kPathStale);
 }
 
 }  // namespace tardis

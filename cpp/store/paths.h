@@ -3,6 +3,7 @@
 // folder keeps a list (PathsFile), and each says which store it belongs to (PathMarker).
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -13,6 +14,13 @@
 #include "store/format.h"
 
 namespace tardis {
+
+// Names in a store's folders.
+inline constexpr const char* kSuperblockFile = "tardis.store";
+inline constexpr const char* kLockFile = "LOCK";
+inline constexpr const char* kSegmentsFolder = "segments";
+inline constexpr const char* kSegmentSuffix = ".seg";
+inline constexpr const char* kStripeSuffix = ".part";
 
 struct StorePath {
   std::string folder;
@@ -37,6 +45,9 @@ class StorePaths {
   // What the store's own folder says, and which of the folders can be found. Changes nothing. An absent file: no
   // further folders.
   Status load(const Uuid& store);
+
+  // Whether further folders could be these, as far as their names tell.
+  Status check_names(const std::vector<std::string>& folders) const;
 
   // ---- for the first process, under the setup lock
   // Makes the store have exactly these further folders; nothing: those that it has. New ones are made; what belonged to
@@ -65,14 +76,25 @@ class StorePaths {
  private:
   Status save() const;
   void look(std::size_t path);  // whether it is there
-  Status write_marker(std::size_t path, std::uint64_t turn) const;
+  void judge_turn(std::size_t path, std::vector<std::string>& notes);
   // Against processes that come to this folder by another copy of the store's own.
   Status lock(std::size_t path, bool alone);
-  Status take_turns();
-  void judge_turn(std::size_t path, std::vector<std::string>& notes);
+  // Raises the turn of the paths that can be written; the others get the flag. Which of those that should have been
+  // failed?
+  Result<std::vector<std::uint32_t>> raise_turns(const std::function<bool(std::uint32_t path)>& reachable,
+                                                 std::uint32_t flag_of_others);
+  Status write_marker(std::size_t path, std::uint64_t turn) const;
   std::optional<std::size_t> by_uuid(const Uuid& uuid) const;
-  Result<std::vector<std::size_t>> match_known(const std::vector<std::string>& wanted,
-                                               std::vector<std::string>& unknown);
+  // Which paths the wanted folders are.
+  struct Matched {
+    std::vector<std::size_t> known;
+    std::vector<std::string> unknown;
+    bool has(std::size_t path) const { return std::find(known.begin(), known.end(), path) != known.end(); }
+  };
+  Result<Matched> match_folders(const std::vector<std::string>& wanted);
+  std::optional<std::size_t> place_of(const std::string& folder, const std::vector<StorePath>& before,
+                                      const std::vector<std::string>& wanted, const Matched& matched) const;
+  void prepare(std::size_t path, const Usable& usable, std::vector<std::string>& notes);
   Status add(const std::string& folder);
 
   std::vector<StorePath> paths_;

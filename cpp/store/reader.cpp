@@ -61,7 +61,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
     const bool same = now.generation() == entry.stamp.generation();
     const bool live = same && now.live();
     const int error = payload.error(i);
-    tally.add(*reads[i].owner, PathUse::kRead, error);
+    tally.add(*reads[i].owner, IoUse::kRead, error);
     if (error != 0) {
       counters_->get_pages_failed += 1;
       failure = errno_error(error, reads[i].owner->path() + ": reading a page");
@@ -91,7 +91,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
     }
     index_.end_lease(reads[i].pin, entry.slot);
   }
-  tell_paths(tally, PathUse::kRead);
+  tell_paths(tally, IoUse::kRead);
   counters_->get_calls += 1;
   counters_->get_pages += n;
   counters_->get_pages_hit += hits;

@@ -101,10 +101,11 @@ Result<std::unique_ptr<Segment>> Store::load_segment(std::uint32_t id, SegmentNa
     error.code = Code::kNotFound;
   }
   if (error.code == Code::kNotFound) {
-    if (Status status = folder_.remove_segment(name); !status) return Error{Code::kInternal, status.error().message};
-    return error;
+    const Status removed = folder_.remove_segment(name);
+    if (removed) return error;
+    error = {Code::kIo, removed.error().message, removed.error().os_error};
   }
-  path_result(blame.path, PathUse::kRead, error);
+  path_result(blame.path, IoUse::kRead, error);
   return error;
 }
 
@@ -130,7 +131,6 @@ Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& fo
     SegmentImage& image = images[id];
     auto loaded = load_segment(id, name, image);
     if (!loaded && loaded.error().code == Code::kNotFound) continue;
-    if (!loaded && loaded.error().code == Code::kInternal) return loaded.error();
     table_.header().segments_end.store(id + 1);
     if (!loaded) {
       live(id++).state.store(SegmentState::kUnreadable);
@@ -140,7 +140,7 @@ Status Store::load_segments(const Checkpoint& checkpoint, std::vector<Found>& fo
     }
     whole[name] = live(id).all_paths.load();
     for (std::uint32_t one = 0; one < kMaxPaths; ++one) {
-      if ((whole[name] >> one & 1) != 0) path_result(one, PathUse::kRead, Status());
+      if ((whole[name] >> one & 1) != 0) path_result(one, IoUse::kRead, Status());
     }
     if (Status status = table_.reserve_records(id, image.superblock.slots); !status) return status;
     live(id).counts[static_cast<std::size_t>(SlotState::kFree)].store(image.superblock.slots);
@@ -336,7 +336,7 @@ Status Store::settle_segments(const std::vector<Found>& found) {
       result = settled;
       return;
     }
-    path_result(live(id).path.load(), PathUse::kWrite, settled);
+    path_result(live(id).path.load(), IoUse::kWrite, settled);
     notes_.push_back("segment left alone: " + settled.error().message);
     index_.for_each_in(id, [&](const IndexEntry& entry) { index_.unpublish(entry); });
     live(id).state.store(SegmentState::kUnreadable);

@@ -11,10 +11,6 @@ namespace tardis {
 namespace {
 
 constexpr int kTries = 5;  // at a superblock that may be in the middle of a write
-static_assert(static_cast<int>(StripedDevice::Use::kRead) == static_cast<int>(PathUse::kRead) &&
-              static_cast<int>(StripedDevice::Use::kWrite) == static_cast<int>(PathUse::kWrite) &&
-              static_cast<int>(StripedDevice::Use::kFlush) == static_cast<int>(PathUse::kFlush));
-
 }  // namespace
 
 Status transfer_bytes(BlockDevice& device, IoRequest::Op op, FileId file, std::uint64_t offset, void* memory,
@@ -293,10 +289,10 @@ Result<std::uint64_t> Segment::available_bytes() {
   return std::min(*end, bytes_ - 1);
 }
 
-std::vector<Segment::Met> Segment::take_met(PathUse use) {
+std::vector<Segment::Met> Segment::take_met(IoUse use) {
   std::vector<Met> result;
   if (!joined_) return result;
-  const auto all = device_.take_met(file_, static_cast<StripedDevice::Use>(use));
+  const auto all = device_.take_met(file_, use);
   for (std::size_t i = 0; i < all.size(); ++i) result.push_back({stripes_.paths[i], all[i]});
   return result;
 }

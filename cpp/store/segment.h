@@ -89,7 +89,7 @@ class Segment {
     std::uint32_t path;
     StripedDevice::Met met;
   };
-  std::vector<Met> take_met(PathUse use);
+  std::vector<Met> take_met(IoUse use);
   LiveSegment& live() { return live_; }
   SegmentGeometry geometry() const;
   SlotClass slot_class() const { return {live_.slot_bytes.load(), live_.digests_per_slot.load()}; }

@@ -83,22 +83,26 @@ void Store::take_free(SlotClass slot_class, std::size_t need, std::optional<std:
   }
 }
 
-// Bytes of segments that could still be made there.
-std::uint64_t Store::room_to_grow(std::uint32_t path) const {
-  const auto free = folder_.free_bytes(path);
-  if (!free || *free < options_.free_space_floor) return 0;
+// Bytes of segments that could still be made on each path; 0 where none is in use.
+std::array<std::uint64_t, kMaxPaths> Store::room_to_grow() const {
   const std::uint64_t segment_bytes = folder_.superblock().segment_bytes;
   std::uint32_t segments = 0;
   for_each_segment([&](std::uint32_t, SegmentState) { ++segments; });
   const std::uint64_t left = max_segments() - std::min(max_segments(), segments);
-  return std::min(left, (*free - options_.free_space_floor) / segment_bytes) * segment_bytes;
+  std::array<std::uint64_t, kMaxPaths> room{};
+  for (std::uint32_t path = 0; left > 0 && path < kMaxPaths; ++path) {
+    if (!path_in_use(path)) continue;
+    const auto free = folder_.free_bytes(path);
+    if (!free || *free < options_.free_space_floor) continue;
+    room[path] = std::min(left, (*free - options_.free_space_floor) / segment_bytes) * segment_bytes;
+  }
+  return room;
 }
 
 // How many of a batch's objects go to each path: by the space that is free there, in runs that are worth a request. A
 // short batch goes to one path, a different one each time.
 std::vector<Store::Share> Store::shares(SlotClass slot_class, std::size_t need) {
-  std::array<std::uint64_t, kMaxPaths> room{};
-  for (std::uint32_t path = 0; path < kMaxPaths; ++path) room[path] = path_in_use(path) ? room_to_grow(path) : 0;
+  std::array<std::uint64_t, kMaxPaths> room = room_to_grow();
   for_each_segment([&](std::uint32_t id, SegmentState state) {
     if (state != SegmentState::kReady || index_.class_of(id) != slot_class) return;
     room[live(id).path.load()] += count_of(live(id), SlotState::kFree) * slot_class.slot_bytes;
@@ -127,21 +131,25 @@ std::vector<Store::Share> Store::shares(SlotClass slot_class, std::size_t need) 
   return result;
 }
 
+// Free slots on one path, and new segments there if need be. What cannot be had there is had elsewhere.
+void Store::take_or_grow(const ObjectGeometry& object, std::size_t need, std::uint32_t path, Reservation& out) {
+  take_free(object.slot_class(), need, path, out);
+  while (out.slots.size() < need) {
+    const Result<bool> grown = grow(object, path);
+    const std::size_t before = out.slots.size();
+    if (!grown || !*grown) return;
+    take_free(object.slot_class(), need, path, out);
+    if (out.slots.size() == before) return;  // another call was there first
+  }
+}
+
 Store::Reservation Store::reserve(const ObjectGeometry& object, std::size_t need, std::optional<Error>& failure) {
   const SlotClass slot_class = object.slot_class();
   Reservation out;
   const std::uint64_t began = monotonic_ns();
   if (paths_in_use() > 1 && options_.placement == Placement::kObjects) {
     for (const Share& share : shares(slot_class, need)) {
-      const std::size_t target = out.slots.size() + share.slots;
-      take_free(slot_class, target, share.path, out);
-      while (out.slots.size() < target) {
-        const Result<bool> grown = grow(object, share.path);
-        const std::size_t before = out.slots.size();
-        if (!grown || !*grown) break;
-        take_free(slot_class, target, share.path, out);
-        if (out.slots.size() == before) break;
-      }
+      take_or_grow(object, out.slots.size() + share.slots, share.path, out);
     }
   }
   while (true) {
@@ -199,13 +207,14 @@ Result<bool> Store::grow(const ObjectGeometry& object, std::optional<std::uint32
     live(id).owner.store(0);
     return true;
   }
+  const std::array<std::uint64_t, kMaxPaths> room = room_to_grow();
   std::vector<std::pair<std::uint64_t, std::uint32_t>> candidates;  // the one with the most room first
   for (std::uint32_t one = 0; one < kMaxPaths; ++one) {
-    if (path_in_use(one) && (!path || one == *path)) candidates.emplace_back(room_to_grow(one), one);
+    if (path_in_use(one) && (!path || one == *path)) candidates.emplace_back(room[one], one);
   }
   std::sort(candidates.rbegin(), candidates.rend());
   Status status = Error{Code::kIo, "no path of the store is in use"};
-  for (const auto& [room, one] : candidates) {
+  for (const auto& [bytes, one] : candidates) {
     std::uint32_t to_blame = one;
     status = create_segment(id, {&one, 1}, object, to_blame);
     if (status) break;
@@ -228,6 +237,19 @@ Status Store::check_room(std::uint32_t path, std::uint64_t bytes) {
   return {};
 }
 
+// For a new segment file.
+Result<std::uint32_t> Store::take_number(std::uint32_t path) {
+  std::uint32_t number;
+  do {
+    number = table_.header().paths[path].next_number.fetch_add(1);
+    if (number >= kMaxSegments) {
+      return Error{Code::kNoSpace, folder_.paths()[path].folder + ": segment numbers are used up; open the store anew"};
+    }
+    // A file that the store did not count may be in the way.
+  } while (::access(folder_.segment_path({path, number}).c_str(), F_OK) == 0);
+  return number;
+}
+
 // This process holds the id. On several paths: striped over them, the first being the segment's own. `to_blame`: on
 // which of them it failed.
 Status Store::create_segment(std::uint32_t id, std::span<const std::uint32_t> paths, const ObjectGeometry& object,
@@ -247,22 +269,16 @@ Status Store::create_segment(std::uint32_t id, std::span<const std::uint32_t> pa
     to_blame = paths[i];
     const Status room = check_room(paths[i], stripes ? stripes.bytes_of(i) : bytes);
     if (room) continue;
-    path_result(paths[i], PathUse::kWrite, room);
+    path_result(paths[i], IoUse::kWrite, room);
     return room;
   }
   const std::uint32_t path = to_blame = paths.front();
   LiveSegment& s = live(id);
   const SegmentGeometry most = SegmentGeometry::of(bytes, slot_class.slot_bytes, slot_class.digests_per_slot);
   if (Status status = table_.reserve_records(id, most.slots); !status) return status;
-  std::atomic<std::uint32_t>& next = table_.header().paths[path].next_number;
-  std::uint32_t number = next.fetch_add(1);
-  // Files of other names than the store would give may be in the way.
-  while (number < kMaxSegments && ::access(folder_.segment_path({path, number}).c_str(), F_OK) == 0) {
-    number = next.fetch_add(1);
-  }
-  if (number >= kMaxSegments) {
-    return Error{Code::kNoSpace, folder_.paths()[path].folder + ": segment numbers are used up; open the store anew"};
-  }
+  const auto taken = take_number(path);
+  if (!taken) return taken.error();
+  const std::uint32_t number = *taken;
   s.path.store(path);
   s.number.store(number);
   s.all_paths.store(stripes ? stripes.mask() : 1u << path);
@@ -275,14 +291,14 @@ Status Store::create_segment(std::uint32_t id, std::span<const std::uint32_t> pa
   Status status = created ? folder_.sync_segments_folder(path) : Status(created.error());
   to_blame = blame.path;
   if (status) {
-    for (const std::uint32_t one : paths) path_result(one, PathUse::kWrite, status);
+    for (const std::uint32_t one : paths) path_result(one, IoUse::kWrite, status);
   } else {
-    path_result(blame.path, PathUse::kWrite, status);
+    path_result(blame.path, IoUse::kWrite, status);
     if (created) created->reset();
     (void)folder_.remove_segment(name_of(id));
     s.state.store(SegmentState::kNone);  // before the number is another's: who takes this over must not remove that one
-    std::uint32_t taken = number + 1;
-    next.compare_exchange_strong(taken, number);
+    std::uint32_t next = number + 1;
+    table_.header().paths[path].next_number.compare_exchange_strong(next, number);
     return status;
   }
   Segment* own = adopt_segment(std::move(*created));

@@ -163,12 +163,34 @@ std::uint64_t expected_objects(const StoreFolder& folder, const StoreOptions& op
   return std::max(objects, slots * std::max<std::uint64_t>(1, s.capacity_bytes / s.segment_bytes) / files->size());
 }
 
+// The shared index: a new one for the first process, the others' for one that joins them. Under the setup lock.
+Result<LiveTable> open_table(const StoreFolder& folder, const StoreOptions& options, bool alone) {
+  auto identity = folder.live_identity();
+  if (!identity) return identity.error();
+  const auto create = [&] {
+    const StoreSuperblock& s = folder.superblock();
+    return LiveTable::create(options.live_folder, *identity,
+                             {s.capacity_bytes, s.segment_bytes, segments_of(s), expected_objects(folder, options)});
+  };
+  auto table = alone ? create() : LiveTable::attach(options.live_folder, *identity);
+  if (!table) return table;
+  Status status = alone ? folder.write_live(table->file_id()) : folder.check_live(table->file_id());
+  if (!status) return status.error();
+  if (!alone && table->header().ready.load() == 0) {
+    return Error{Code::kBusy, "path " + folder.path() + ": a process died while it opened the store; start again"};
+  }
+  return table;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreOptions& asked, bool create,
                                            const DeviceFactory& make_device) {
   StoreOptions options = asked;
   StoreFolder folder(path);
+  if (options.more_paths) {
+    if (Status status = folder.paths().check_names(*options.more_paths); !status) return status.error();
+  }
   if (!folder.has_superblock()) {
     if (!create) return Error{Code::kNotFound, path + ": no tardis store here"};
     if (Status status = folder.create_folders(); !status) return status.error();
@@ -182,9 +204,9 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
     auto report = probe_path(more, options.device, /*read_only=*/false);
     return report ? Status() : Status(report.error());
   };
-  const auto forget_checkpoint = [&] { return folder.remove_checkpoint(); };
   const auto settle = [&] {
-    return folder.paths().settle(options.more_paths, folder.superblock().uuid, usable, forget_checkpoint, notes);
+    return folder.paths().settle(
+        options.more_paths, folder.superblock().uuid, usable, [&] { return folder.remove_checkpoint(); }, notes);
   };
   if (fresh) {
     options.device.more_folders = options.more_paths.value_or(std::vector<std::string>());
@@ -209,25 +231,12 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
   if (fresh) {
     if (Status status = settle(); !status) return status.error();
   }
-  auto identity = folder.live_identity();
-  if (!identity) return identity.error();
-  const StoreSuperblock& s = folder.superblock();
-  LiveSizes sizes{s.capacity_bytes, s.segment_bytes, segments_of(s), expected_objects(folder, options)};
-  auto table = alone ? LiveTable::create(options.live_folder, *identity, sizes)
-                     : LiveTable::attach(options.live_folder, *identity);
+  auto table = open_table(folder, options, alone);
   if (!table) return table.error();
-  if (alone) {
-    if (Status status = folder.write_live(table->file_id()); !status) return status.error();
-  } else {
-    if (Status status = folder.check_live(table->file_id()); !status) return status.error();
-    if (table->header().ready.load() == 0) {
-      return Error{Code::kBusy, "path " + path + ": a process died while it opened the store; start again"};
-    }
-  }
   auto place = folder.lock_process();
   if (!place) return place.error();
   if (Status status = table->reserve_process(*place); !status) return status.error();
-  allow_open_files(sizes.max_segments * std::uint64_t{folder.paths().known()} + kFilesBesideSegments);
+  allow_open_files(segments_of(folder.superblock()) * std::uint64_t{folder.paths().known()} + kFilesBesideSegments);
   auto store = std::make_unique<Store>(Passkey(), std::move(folder), options,
                                        std::make_unique<StripedDevice>(std::move(*device)), std::move(*table), *place);
   store->notes_ = std::move(notes);
@@ -353,7 +362,7 @@ Segment* Store::segment(std::uint32_t id, std::optional<Error>* why, std::uint32
     if (to_blame != nullptr) {
       *to_blame = blame.path;
     } else if (why != nullptr) {
-      path_result(blame.path, PathUse::kRead, opened.error());
+      path_result(blame.path, IoUse::kRead, opened.error());
       (*why)->os_error = 0;
     }
     return nullptr;

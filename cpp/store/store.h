@@ -13,7 +13,8 @@
 //   Segment::io_mutex()  tables and superblock of one segment, of several in the order of their ids; held during I/O
 //   mutex_       flush groups; never held during I/O
 //   describe_mutex_  namespaces, and the process's use of the setup lock; taken before that lock
-//   Segment::claim_mutex, open_mutex_  taken alone
+//   Segment::claim_mutex, open_mutex_, others_mutex_  taken alone
+//   problems_mutex_  why paths are out; taken last
 #pragma once
 
 #include <array>
@@ -221,19 +222,18 @@ class Store {
     return kMaxPaths;
   }
   // What a batch met on a path: everything it asked failed there, or something succeeded.
-  void path_result(std::uint32_t path, PathUse use, bool works, const std::string& problem);
-  void path_result(std::uint32_t path, PathUse use, const Status& status);
+  void path_result(std::uint32_t path, IoUse use, const Status& status);
   // Of the whole segment: with stripes, each path is told what was met there.
-  void path_result(Segment& segment, PathUse use, const Status& status);
+  void path_result(Segment& segment, IoUse use, const Status& status);
   static bool is_path_fault(int os_error);
   // What the requests of one batch met, by path.
   struct PathTally {
     std::array<std::uint32_t, kMaxPaths> worked{}, failed{};
     std::array<int, kMaxPaths> error{};
     void add(std::uint32_t path, int os_error);
-    void add(Segment& segment, PathUse use, int os_error);
+    void add(Segment& segment, IoUse use, int os_error);
   };
-  void tell_paths(const PathTally& tally, PathUse use);
+  void tell_paths(const PathTally& tally, IoUse use);
   void take_out(std::uint32_t path, const std::string& problem);
   void forget_path(std::uint32_t path);
   Status forbid_return();
@@ -247,12 +247,14 @@ class Store {
     std::size_t slots;
   };
   std::vector<Share> shares(SlotClass slot_class, std::size_t need);
+  void take_or_grow(const ObjectGeometry& object, std::size_t need, std::uint32_t path, Reservation& out);
   void take_free(SlotClass slot_class, std::size_t need, std::optional<std::uint32_t> path, Reservation& out);
   Result<bool> grow(const ObjectGeometry& object, std::optional<std::uint32_t> path);
   Status create_segment(std::uint32_t id, std::span<const std::uint32_t> paths, const ObjectGeometry& object,
                         std::uint32_t& to_blame);
   Status check_room(std::uint32_t path, std::uint64_t bytes);
-  std::uint64_t room_to_grow(std::uint32_t path) const;  // bytes of new segments
+  Result<std::uint32_t> take_number(std::uint32_t path);
+  std::array<std::uint64_t, kMaxPaths> room_to_grow() const;
   std::size_t evict(SlotClass slot_class, std::size_t need);
   Result<bool> convert_segment(const ObjectGeometry& object);
   std::uint32_t room_in(Segment& segment, const ObjectGeometry& object) const;  // slots, if it were of this class
@@ -324,8 +326,8 @@ class Store {
   std::deque<std::unique_ptr<Segment>> segments_;  // behind opened_, and those that are of no use any more
   std::atomic<std::uint32_t> last_segment_{0};     // where slots were found last
   std::array<std::atomic<std::uint32_t>, kMaxPaths> last_on_path_{};
-  std::atomic<std::uint64_t> share_turn_{0};          // of batches, over the paths
-  mutable std::mutex problems_mutex_;                 // taken last
+  std::atomic<std::uint64_t> share_turn_{0};  // of batches, over the paths
+  mutable std::mutex problems_mutex_;
   std::array<std::string, kMaxPaths> path_problems_;  // why a path is out, as this process knows it
 
   std::mutex describe_mutex_;  // namespaces; taken before the setup lock
@@ -353,7 +355,7 @@ class Store {
   struct Others {
     std::uint64_t group = 0, failures = 0;
   };
-  std::mutex others_mutex_;  // taken alone
+  std::mutex others_mutex_;
   Others others_;
   bool stopping_ = false;
   std::thread flusher_;

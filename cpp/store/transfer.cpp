@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
 #include <utility>
 
+#include "block/interleave.h"
 #include "store/digest.h"
 
 namespace tardis {
@@ -121,14 +121,6 @@ void Transfer::join(std::uint64_t request_bytes) {
   }
 }
 
-void Transfer::interleave() {
-  std::map<FileId, std::size_t> seen;
-  std::vector<std::pair<std::size_t, Group>> turns;
-  for (const Group& group : groups_) turns.emplace_back(seen[spans_[group.first].object->file]++, group);
-  std::stable_sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::transform(turns.begin(), turns.end(), groups_.begin(), [](const auto& turn) { return turn.second; });
-}
-
 void Transfer::move(std::vector<Group>& groups, bool digests) {
   std::vector<IoRequest> requests(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -161,7 +153,7 @@ void Transfer::run(bool digests) {
     if (pads > 0) padding_ = AlignedBuffer(pads * kMaxPad, kMaxPad);
   }
   join(join_bytes);
-  if (spread_) interleave();
+  if (spread_) interleave(groups_, [&](const Group& group) { return spans_[group.first].object->file; });
   if (digests) {
     for (const auto& object : objects_) {
       object->chunk_digests = std::make_unique_for_overwrite<std::uint64_t[]>(object->geometry.chunks());

@@ -64,7 +64,6 @@ class Transfer {
   void cut(Object& object, std::uint64_t request_bytes);
   void join(std::uint64_t request_bytes);  // spans into groups of up to that many bytes
   void describe(Span& span);
-  void interleave();  // the files' groups take turns
   void move(std::vector<Group>& groups, bool digests);
   void finished(const Span& span, int error, bool digests);
 

@@ -201,8 +201,8 @@ void Store::write_payloads(SetCall& set, std::vector<Ticket>& tickets, Transfer&
   }
   if (payload.size() > 0) payload.run(/*digests=*/true);
   PathTally tally;
-  for (std::size_t k = 0; k < payload.size(); ++k) tally.add(*tickets[k].owner, PathUse::kWrite, payload.error(k));
-  tell_paths(tally, PathUse::kWrite);
+  for (std::size_t k = 0; k < payload.size(); ++k) tally.add(*tickets[k].owner, IoUse::kWrite, payload.error(k));
+  tell_paths(tally, IoUse::kWrite);
   for (std::size_t k = 0; k < payload.size(); ++k) {
     if (payload.error(k) == 0) continue;
     set.failure = errno_error(payload.error(k), "writing a page");
@@ -266,7 +266,7 @@ void Store::make_dirty(SetCall& set, std::vector<Ticket>& tickets) {
     if (!done.insert(&owner).second) continue;
     const std::lock_guard io(owner.io_mutex());
     if (Status status = owner.make_dirty(); !status) {
-      path_result(owner.on_path(), PathUse::kWrite, status);
+      path_result(owner.on_path(), IoUse::kWrite, status);
       set.failure = status.error();
       fail_from(tickets, k);
       return;
@@ -332,7 +332,7 @@ void Store::write_headers(SetCall& set, std::vector<Ticket>& tickets, const Tran
     const Status status = write.owner.tables_written(
         std::span(requests).subspan(write.first_request, write.end_request - write.first_request));
     if (!status) {
-      path_result(write.owner.on_path(), PathUse::kWrite, status);
+      path_result(write.owner.on_path(), IoUse::kWrite, status);
       set.failure = status.error();
       fail_from(tickets, write.first_ticket);
     }

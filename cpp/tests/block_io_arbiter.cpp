@@ -9,6 +9,7 @@
 #include <chrono>
 #include <memory>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -19,6 +20,47 @@ using namespace std::chrono_literals;
 
 void pause_microseconds(std::mt19937& random, unsigned most) {
   std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
+}
+
+// Threads that read and flush, in turn with each arbiter; none of their batches ran beside two flushes, and the flushes
+// were not starved. Counted apart from what the arbiters count. Returns the number of batches.
+int work_for_a_second(std::span<IoArbiter> arbiters, unsigned readers, unsigned flushers) {
+  std::atomic<bool> stop{false};
+  // Of flushes, those begun and those over.
+  std::atomic<int> begun{0}, over{0}, most{0}, together{0}, batches{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < readers; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      while (!stop) {  // together they leave hardly a moment without a read batch
+        const IoArbiter::ReadBatch batch(arbiters[t % arbiters.size()]);
+        const int before = over.load();
+        pause_microseconds(random, 3000);
+        const int beside = begun.load() - before;
+        for (int seen = most.load(); beside > seen && !most.compare_exchange_weak(seen, beside);) {
+        }
+        ++batches;
+      }
+    });
+  }
+  for (unsigned t = 0; t < flushers; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(100 + t);
+      while (!stop) {
+        const IoArbiter::Flush flush(arbiters[t % arbiters.size()]);
+        if (begun.fetch_add(1) + 1 - over.load() > 1) ++together;
+        pause_microseconds(random, 2000);
+        ++over;
+      }
+    });
+  }
+  std::this_thread::sleep_for(1s);
+  stop = true;
+  for (auto& thread : threads) thread.join();
+  EXPECT_LE(most.load(), 1);
+  EXPECT_EQ(together.load(), 0) << "flushes that ran at once";
+  EXPECT_GE(over.load(), 20) << "flushes in a second of batches of 3 ms at most";
+  return batches;
 }
 
 // Two processes' arbiters over words that they share.
@@ -45,39 +87,7 @@ TEST(IoArbiter, NoReadBatchOfAnyProcessRunsBesideTwoFlushes) {
   SharedWords words;
   std::array<IoArbiter, 2> arbiters;
   for (std::uint32_t i = 0; i < 2; ++i) arbiters[i].share(words.view(i));
-  std::atomic<bool> stop{false};
-  std::atomic<int> begun{0}, over{0}, most{0}, together{0};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < 6; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937 random(t);
-      while (!stop) {
-        const IoArbiter::ReadBatch batch(arbiters[t % 2]);
-        const int before = over.load();
-        pause_microseconds(random, 3000);
-        const int beside = begun.load() - before;
-        for (int seen = most.load(); beside > seen && !most.compare_exchange_weak(seen, beside);) {
-        }
-      }
-    });
-  }
-  for (unsigned t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937 random(100 + t);
-      while (!stop) {
-        const IoArbiter::Flush flush(arbiters[t % 2]);
-        if (begun.fetch_add(1) + 1 - over.load() > 1) ++together;
-        pause_microseconds(random, 2000);
-        ++over;
-      }
-    });
-  }
-  std::this_thread::sleep_for(1s);
-  stop = true;
-  for (auto& thread : threads) thread.join();
-  EXPECT_LE(most.load(), 1);
-  EXPECT_EQ(together.load(), 0);
-  EXPECT_GE(over.load(), 20);
+  work_for_a_second(arbiters, 6, 4);
   for (const IoArbiter& arbiter : arbiters) {
     EXPECT_LE(arbiter.counters().max_flushes, 1u);
     EXPECT_EQ(arbiter.counters().delayed_again, 0u);
@@ -126,43 +136,9 @@ TEST(IoArbiter, AProcessThatIsStoppedInItsTurnIsPassedOver) {
 
 TEST(IoArbiter, NoReadBatchRunsBesideTwoFlushesAndFlushesAreNotStarved) {
   IoArbiter arbiter;
-  std::atomic<bool> stop{false};
-  // Told apart from the arbiter's own counts: of flushes, those begun and those over.
-  std::atomic<int> begun{0}, over{0}, most{0}, together{0}, batches{0};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937 random(t);
-      while (!stop) {  // the four together leave hardly a moment without a read batch
-        const IoArbiter::ReadBatch batch(arbiter);
-        const int before = over.load();
-        pause_microseconds(random, 3000);
-        const int beside = begun.load() - before;
-        for (int seen = most.load(); beside > seen && !most.compare_exchange_weak(seen, beside);) {
-        }
-        ++batches;
-      }
-    });
-  }
-  for (unsigned t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937 random(100 + t);
-      while (!stop) {
-        const IoArbiter::Flush flush(arbiter);
-        if (begun.fetch_add(1) + 1 - over.load() > 1) ++together;
-        pause_microseconds(random, 2000);
-        ++over;
-      }
-    });
-  }
-  std::this_thread::sleep_for(1s);
-  stop = true;
-  for (auto& thread : threads) thread.join();
-  EXPECT_LE(most.load(), 1);
-  EXPECT_EQ(together.load(), 0) << "flushes that ran at once";
-  EXPECT_GE(over.load(), 20) << "flushes in a second of batches of 3 ms at most";
+  const int batches = work_for_a_second({&arbiter, 1}, 4, 3);
   const auto counters = arbiter.counters();
-  EXPECT_EQ(counters.read_batches, static_cast<std::uint64_t>(batches.load()));
+  EXPECT_EQ(counters.read_batches, static_cast<std::uint64_t>(batches));
   EXPECT_GT(counters.delayed, 0u);
   EXPECT_LE(counters.delayed, counters.read_batches);
   EXPECT_EQ(counters.delayed_again, 0u);

@@ -248,14 +248,14 @@ TEST(StripedDevice, AnErrorInOneFileFailsTheRequestsThatNeedItAndIsKnownByFile) 
   rig.device->run(requests, {});
   for (std::size_t unit = 0; unit < 12; ++unit) EXPECT_EQ(requests[unit].error, unit % 3 == 1 ? EIO : 0) << unit;
   EXPECT_EQ(requests.back().error, EIO);
-  const auto met = rig.device->take_met(rig.joined, StripedDevice::Use::kRead);
+  const auto met = rig.device->take_met(rig.joined, IoUse::kRead);
   ASSERT_EQ(met.size(), 3u);
   EXPECT_EQ(met[0].worked, 5u);
   EXPECT_EQ(met[0].error, 0);
   EXPECT_EQ(met[1].worked, 0u);
   EXPECT_EQ(met[1].error, EIO);
   EXPECT_EQ(met[2].error, 0);
-  EXPECT_EQ(rig.device->take_met(rig.joined, StripedDevice::Use::kRead)[1].error, 0) << "told once";
+  EXPECT_EQ(rig.device->take_met(rig.joined, IoUse::kRead)[1].error, 0) << "told once";
 }
 
 TEST(StripedDevice, AShortFileEndsTheWhole) {
@@ -297,7 +297,7 @@ TEST(StripedDevice, FlushesEveryFileAndTellsTheFirstFailure) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().os_error, EIO);
   EXPECT_EQ(rig.memory->flushed.size(), 6u) << "the others too";
-  const auto met = rig.device->take_met(rig.joined, StripedDevice::Use::kFlush);
+  const auto met = rig.device->take_met(rig.joined, IoUse::kFlush);
   EXPECT_EQ(met[0].error, EIO);
   EXPECT_EQ(met[1].error, EROFS);
   EXPECT_EQ(met[2].error, 0);

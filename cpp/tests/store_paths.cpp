@@ -277,6 +277,7 @@ TEST_F(StorePathsTest, WrongFoldersAreRefusedByName) {
   for (int i = 0; i < 16; ++i) many.push_back(parent.path() + "/m" + std::to_string(i));
   EXPECT_EQ(refused(parent.path() + "/fresh", options(many), &why), Code::kInvalidArgument);
   EXPECT_NE(why.find("at most 15"), std::string::npos) << why;
+  EXPECT_FALSE(fs::exists(parent.path() + "/fresh")) << "nothing is made for a list that is refused";
   // Nothing of it did harm.
   auto store = open(both());
   Space space(*store, 1, {});

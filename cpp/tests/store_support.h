@@ -265,7 +265,7 @@ class HookedDevice : public WrappedDevice {
   HookedDevice(std::unique_ptr<BlockDevice> inner, Hook before)
       : WrappedDevice(std::move(inner)), before_(std::move(before)) {}
   void run(std::span<IoRequest> requests, const Completion& on_complete) override {
-    if (!requests.empty()) before_(requests);
+    before_(requests);
     inner_->run(requests, on_complete);
   }
 
