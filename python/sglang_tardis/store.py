@@ -321,7 +321,8 @@ class Store:
         A hint: what cannot be registered works as before; `stats()["registered_bytes"]` says how much was.
 
         Args:
-            address: of the first byte. size: bytes. Unregister it, or close the store, before it is freed.
+            address: of the first byte. Unregister the memory, or close the store, before it is freed.
+            size: in bytes.
 
         Raises:
             TardisError: it overlaps memory that is registered.
@@ -334,7 +335,13 @@ class Store:
         self._core.unregister_memory(address)
 
     def flush(self) -> None:
-        """Return when everything stored before the call is durable. Raises TardisError if the device failed."""
+        """Return when all that this process stored before the call is durable.
+
+        That includes the pages which it found stored already by another process: that one is asked to flush.
+
+        Raises:
+            TardisError: the device failed.
+        """
         with _translated():
             self._core.flush()
 

@@ -367,6 +367,15 @@ def test_a_close_that_fails_still_gives_the_pool_memory_back(model, open_storage
     assert not memory._storages and not memory._done
 
 
+def test_a_pool_that_comes_after_close_is_left_alone(model, open_storage, monkeypatch):
+    monkeypatch.setattr(pool_memory, "_page_locked", lambda tensor: True)  # as with a GPU
+    storage = open_storage(*host_pool(model))
+    storage.close()
+    registered = storage._pool_memory
+    storage.register_mem_pool_host(host_pool(model)[0])
+    assert storage._pool_memory is registered
+
+
 def test_after_close_everything_is_a_miss(model, open_storage):
     pool, device = host_pool(model)
     storage = open_storage(pool, device)

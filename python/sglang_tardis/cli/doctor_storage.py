@@ -94,7 +94,7 @@ def examine_storage(config: TardisConfig, *, further_are_known: bool) -> Iterato
         facts = inspect(config.folder)
     except TardisError as error:
         unread = error
-    had = {one["path"]: one for one in facts.get("paths", [])[1:]} if facts else {}
+    had = {one["path"]: one for one in facts["paths"][1:]} if facts else {}
     further = config.more_paths if further_are_known else tuple(had)
     folders = [_Folder(config.folder, 1, missing=False)]
     folders += [

@@ -68,7 +68,7 @@ def describe(facts: Mapping[str, Any]) -> str:
         f"pages        {facts['objects']} in {facts['slots']} slots, {human_bytes(facts['payload_bytes'])} "
         f"({facts['slots_free']} slots free, {facts['slots_quarantined']} quarantined, {facts['slots_bad']} bad)",
     ]
-    lines += _paths(facts.get("paths", []))
+    lines += _paths(facts["paths"])
     namespaces = facts["namespaces"]
     if not namespaces:
         return "\n".join([*lines, "namespaces   none"])

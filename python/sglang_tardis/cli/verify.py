@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--repair",
         action="store_true",
-        help="quarantine corrupt pages; unless a server is running also free broken headers and what a crash left",
+        help="quarantine corrupt pages and free broken headers; unless a server is running also what a crash left",
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.set_defaults(run=run)

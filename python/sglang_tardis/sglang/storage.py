@@ -13,7 +13,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ from sglang_tardis.bridge.keys import block_hash, block_hashes
 from sglang_tardis.bridge.namespace import NamespaceIdentity
 from sglang_tardis.bridge.pieces import PieceMap
 from sglang_tardis.config import load_config
-from sglang_tardis.log import RateLimitedLog, logger
+from sglang_tardis.log import FolderLog, RateLimitedLog, logger
 from sglang_tardis.metrics import StoreMetrics
 from sglang_tardis.sglang import seams, weight_updates
 from sglang_tardis.sglang.hashing import exercise_hashing
@@ -86,7 +86,7 @@ class TardisStorage(HiCacheStorage):
         self._samples: dict[str, collections.deque] = {}
         self._metrics: StoreMetrics | None = None
         self._failures = collections.Counter()
-        self._paths_out: set[str] = set()  # those that have been logged
+        self._folder_log = FolderLog()
         # The last set call's list of earlier keys and its last own hash; see _parent.
         self._last_set: tuple[list[str] | None, bytes | None] = (None, None)
 
@@ -113,7 +113,9 @@ class TardisStorage(HiCacheStorage):
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Take the host pool whose pages are stored; opens the store if the constructor was not given the pool."""
         super().register_mem_pool_host(anchor_pool(mem_pool_host))
-        if self._store is None and not self._closed:
+        if self._closed:
+            return
+        if self._store is None:
             try:
                 with together(self._controller):
                     self._open(self.mem_pool_host)
@@ -121,7 +123,7 @@ class TardisStorage(HiCacheStorage):
             except BaseException:
                 self.close()
                 raise
-        elif self._map is not None and self.mem_pool_host is not self._pool:
+        elif self.mem_pool_host is not self._pool:
             self._take_pool(self.mem_pool_host)
             self._register_pool()
 
@@ -217,21 +219,7 @@ class TardisStorage(HiCacheStorage):
             self._map.layout.pieces,
             "" if self._config.verify_reads else "; VERIFICATION OF READS IS OFF",
         )
-        self._watch_paths(self._store, stats)
-
-    def _watch_paths(self, store: Any, stats: Mapping[str, int]) -> None:
-        """Log each folder of the store that has been taken out since the last call."""
-        if stats.get("paths_out", 0) <= len(self._paths_out):
-            return
-        for path in store.path_report()["paths"]:
-            if path["state"] == "out" and path["path"] not in self._paths_out:
-                self._paths_out.add(path["path"])
-                logger.warning(
-                    "tardis: folder %s is out (%s): its pages are misses, the store goes on without it; it is tried "
-                    "again when all servers have stopped and the store is next opened",
-                    path["path"],
-                    path["reason"],
-                )
+        self._folder_log.look(self._store, stats)
 
     def close(self) -> None:
         """Make everything durable and release the store. Idempotent; later calls answer miss or False."""
@@ -459,7 +447,7 @@ class TardisStorage(HiCacheStorage):
         store = self._store
         if store is not None and not ok.all():  # seldom, and perhaps because a drive fails
             with contextlib.suppress(Exception):
-                self._watch_paths(store, store.stats())
+                self._folder_log.look(store, store.stats())
         return ok.tolist()
 
     def _parent(self, extra_info: HiCacheStorageExtraInfo | None, hashes: np.ndarray) -> bytes | None:
@@ -569,7 +557,7 @@ class TardisStorage(HiCacheStorage):
             if store is not None and metrics is not None and metrics.due():
                 stats = store.stats()
                 metrics.update(stats, self._failures)
-                self._watch_paths(store, stats)
+                self._folder_log.look(store, stats)
             with self._samples_lock:
                 drained, self._samples = self._samples, {}
             result = StorageMetrics()
