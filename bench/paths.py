@@ -13,17 +13,16 @@ bench/README.md. Such numbers show that the drives work at the same time, and no
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import shutil
 import statistics
 import sys
-import time
+from functools import partial
 
 import numpy as np
 from common import Report, add_common_arguments, machine_facts
-from sglang_tardis.store import ObjectLayout, Store, StoreOptions
-from store_throughput import LAYOUTS, MIB, Memory, drop_page_cache
+from sglang_tardis.store import Store, StoreOptions
+from store_throughput import MIB, Memory, bench_space, drop_page_cache, page_layout, read_pages, timed, write_pages
 
 BATCH = 128
 
@@ -33,7 +32,7 @@ def run_store(
 ) -> tuple[float, float]:
     """GB/s of writing all pages with a flush, and of reading them back; RuntimeError if a byte is wrong."""
     own, *more = [folder / "paths-bench" for folder in folders]
-    layout = ObjectLayout(LAYOUTS[page_bytes], (page_bytes // LAYOUTS[page_bytes] // 2,) * 2)
+    layout = page_layout(page_bytes)
     pages = source.bytes.size // page_bytes
     options = StoreOptions(
         capacity_bytes=source.bytes.size * 5 // 4 + 64 * MIB,
@@ -46,22 +45,10 @@ def run_store(
     target.bytes[:] = 0
     try:
         with Store(own, options) as store:
-            space = store.namespace(bytes(16), json.dumps({"bench": page_bytes}), layout)
-            began = time.perf_counter()
-            for at in range(0, pages, BATCH):
-                count = min(BATCH, pages - at)
-                parent = hashes[at - 1].tobytes() if at else None
-                if not space.set(hashes[at : at + count], source.pieces(layout, at, count), parent).all():
-                    raise RuntimeError(f"the store did not take every page: {store.last_problem}")
-            store.flush()
-            written = source.bytes.size / (time.perf_counter() - began) / 1e9
+            space = bench_space(store, layout)
+            written = timed(source.bytes.size, partial(write_pages, store, space, hashes, source, BATCH))
             drop_page_cache()
-            began = time.perf_counter()
-            for at in range(0, pages, BATCH):
-                count = min(BATCH, pages - at)
-                if not space.get(hashes[at : at + count], target.pieces(layout, at, count)).all():
-                    raise RuntimeError("a page was written but not read back")
-            read = source.bytes.size / (time.perf_counter() - began) / 1e9
+            read = timed(source.bytes.size, partial(read_pages, space, hashes, target, BATCH))
     finally:
         for folder in (own, *more):
             shutil.rmtree(folder, ignore_errors=True)

@@ -40,8 +40,19 @@ from functools import partial
 
 import numpy as np
 from common import Report, is_memory, machine_facts
-from sglang_tardis.store import ObjectLayout, Store, StoreOptions
-from store_throughput import LAYOUTS, MIB, Memory, direct_flag, drop_page_cache, measured_folder
+from sglang_tardis.store import Store, StoreOptions
+from store_throughput import (
+    LAYOUTS,
+    MIB,
+    Memory,
+    bench_space,
+    direct_flag,
+    drop_page_cache,
+    measured_folder,
+    page_layout,
+    read_pages,
+    write_pages,
+)
 
 BATCH = 128
 DEPTH = 64
@@ -197,7 +208,7 @@ class Tardis:
     def __init__(self, folder: pathlib.Path, page_bytes: int, source: Memory, target: Memory, workers: int) -> None:
         self.place, self.workers = folder / "store", workers
         self.source, self.target, self.page_bytes = source, target, page_bytes
-        self.layout = ObjectLayout(LAYOUTS[page_bytes], (page_bytes // LAYOUTS[page_bytes] // 2,) * 2)
+        self.layout = page_layout(page_bytes)
         self.pages = source.bytes.size // page_bytes
         self.store: Store | None = None
 
@@ -214,42 +225,22 @@ class Tardis:
             verify_reads=verify,
         )
         self.store = Store(self.place, options)
-        self.space = self.store.namespace(bytes(16), json.dumps({"bench": self.page_bytes}), self.layout)
-        # Where the store can tell the device of memory, SGLang's host pool is told once, when it is made.
-        for memory in (self.source, self.target):
-            if hasattr(self.store, "register_memory"):
-                self.store.register_memory(memory.bytes.ctypes.data, memory.bytes.size)
+        self.space = bench_space(self.store, self.layout)
+        for memory in (self.source, self.target):  # as SGLang's host pool is, once
+            self.store.register_memory(memory.bytes.ctypes.data, memory.bytes.size)
 
     def _hashes(self, repetition: int) -> np.ndarray:
         return np.random.default_rng(1000 + repetition).integers(0, 256, (self.pages, 32), dtype=np.uint8)
 
     def write(self, repetition: int) -> Sample:
         """New objects in batches, and a flush."""
-        hashes = self._hashes(repetition)
-
-        def work() -> None:
-            for at in range(0, self.pages, BATCH):
-                count = min(BATCH, self.pages - at)
-                parent = hashes[at - 1].tobytes() if at else None
-                if not self.space.set(
-                    hashes[at : at + count], self.source.pieces(self.layout, at, count), parent
-                ).all():
-                    raise RuntimeError(f"the store did not take pages {at} ... {at + count}: {self.store.last_problem}")
-            self.store.flush()
-
+        work = partial(write_pages, self.store, self.space, self._hashes(repetition), self.source, BATCH)
         return measured(self.source.bytes.size, work)
 
     def read(self, repetition: int) -> Sample:
         """The objects of that repetition in batches, from a cold page cache."""
-        hashes = self._hashes(repetition)
+        work = partial(read_pages, self.space, self._hashes(repetition), self.target, BATCH)
         drop_page_cache()
-
-        def work() -> None:
-            for at in range(0, self.pages, BATCH):
-                count = min(BATCH, self.pages - at)
-                if not self.space.get(hashes[at : at + count], self.target.pieces(self.layout, at, count)).all():
-                    raise RuntimeError(f"pages {at} ... {at + count} were written but not read back")
-
         return measured(self.source.bytes.size, work)
 
     def close(self) -> None:

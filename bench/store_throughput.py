@@ -26,10 +26,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from common import Report, add_common_arguments, is_memory, machine_facts
-from sglang_tardis.store import ObjectLayout, Store, StoreOptions
+from sglang_tardis.store import Namespace, ObjectLayout, Store, StoreOptions
 
 KIB, MIB = 1 << 10, 1 << 20
 # Page bytes -> parts (layers) of two regions (K, V) of equal size.
@@ -89,6 +90,35 @@ def direct_flag(folder: pathlib.Path) -> int:
         return 0
     finally:
         path.unlink(missing_ok=True)
+
+
+def page_layout(page_bytes: int) -> ObjectLayout:
+    """Of a page of one of the sizes of LAYOUTS."""
+    parts = LAYOUTS[page_bytes]
+    return ObjectLayout(parts, (page_bytes // parts // 2,) * 2)
+
+
+def bench_space(store: Store, layout: ObjectLayout) -> Namespace:
+    """The namespace of the pages that are measured."""
+    return store.namespace(bytes(16), json.dumps({"bench": layout.object_bytes}), layout)
+
+
+def write_pages(store: Store, space: Namespace, hashes: np.ndarray, source: Memory, batch: int) -> None:
+    """Store the pages of `source` in batches, and flush; RuntimeError unless all are stored."""
+    for at in range(0, len(hashes), batch):
+        keys = hashes[at : at + batch]
+        parent = hashes[at - 1].tobytes() if at else None
+        if not space.set(keys, source.pieces(space.layout, at, len(keys)), parent).all():
+            raise RuntimeError(f"the store did not take pages {at} ... {at + len(keys)}: {store.last_problem}")
+    store.flush()
+
+
+def read_pages(space: Namespace, hashes: np.ndarray, target: Memory, batch: int) -> None:
+    """Read the pages back in batches; RuntimeError if one is missing."""
+    for at in range(0, len(hashes), batch):
+        keys = hashes[at : at + batch]
+        if not space.get(keys, target.pieces(space.layout, at, len(keys))).all():
+            raise RuntimeError(f"pages {at} ... {at + len(keys)} were written but not read back")
 
 
 def plain_files(folder: pathlib.Path, source: Memory, target: Memory, repetitions: int) -> tuple[float, float]:
@@ -171,28 +201,14 @@ def store_rates(
                 capacity_bytes=capacity, object_bytes_hint=source.page_bytes, free_space_floor=0, verify_reads=verify
             )
             store = Store(place, options)
-            space = store.namespace(bytes(16), json.dumps({"bench": source.page_bytes}), layout)
+            space = bench_space(store, layout)
             if verify:
                 path = store.path_report()
-
-                def write(space=space, store=store, hashes=hashes) -> None:
-                    for at in range(0, pages, batch):
-                        count = min(batch, pages - at)
-                        parent = hashes[at - 1].tobytes() if at else None
-                        if not space.set(hashes[at : at + count], source.pieces(layout, at, count), parent).all():
-                            raise RuntimeError(f"the store did not take pages {at} ... {at + count}; is {folder} full?")
-                    store.flush()
-
+                write = partial(write_pages, store, space, hashes, source, batch)
                 rates["write"].append(timed(source.bytes.size, write))
             drop_page_cache()
             target.bytes[:] = 0
-
-            def read(space=space, hashes=hashes) -> None:
-                for at in range(0, pages, batch):
-                    count = min(batch, pages - at)
-                    if not space.get(hashes[at : at + count], target.pieces(layout, at, count)).all():
-                        raise RuntimeError(f"pages {at} ... {at + count} were written but not read back")
-
+            read = partial(read_pages, space, hashes, target, batch)
             rates["read, verified" if verify else "read, not verified"].append(timed(source.bytes.size, read))
             wrong += int(np.count_nonzero(source.bytes != target.bytes))
             store.close()
@@ -230,8 +246,8 @@ def main() -> int:
     print(f"{folder}: {medium}; {total // MIB} MiB a size, median of {repetitions}")
     wrong = 0
     try:
-        for page_bytes, parts in LAYOUTS.items():
-            layout = ObjectLayout(parts, (page_bytes // parts // 2,) * 2)
+        for page_bytes in LAYOUTS:
+            layout = page_layout(page_bytes)
             source, target = (
                 Memory(total // page_bytes, page_bytes, True),
                 Memory(total // page_bytes, page_bytes, False),

@@ -107,11 +107,14 @@ def serving_table() -> list[str]:
     return lines
 
 
+TABLES = (ttft_table, serving_table, fio_table, store_table)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    tables = ["\n".join(table()) for table in (ttft_table, serving_table, fio_table, store_table)]
+    tables = ["\n".join(table()) for table in TABLES]
     if not arguments.check:
         print("\n\n".join(tables))
         return 0

@@ -356,21 +356,22 @@ def test_path_is_expanded():
     assert load_config({"path": "~root/kv"}, env).path == f"{pwd.getpwnam('root').pw_dir}/kv"
 
 
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        ("relative", "absolute"),
-        ("./x", "absolute"),
-        ("$UNSET_VARIABLE/x", "UNSET_VARIABLE is not set"),
-        ("/x/${EMPTY}", "EMPTY is not set"),
-        ("~no-such-user-here/x", "absolute"),
-        ("/x\0y", "NUL"),
-        ("/dev/null", "not a folder"),
-        ("/dev/null/below", "/dev/null is not a folder"),
-        ("/" + "x" * 300, "name too long"),
-        ("/\ud800", "encoded"),
-    ],
-)
+# Texts that cannot be a folder, and what is said of them.
+NO_FOLDERS = [
+    ("relative", "absolute"),
+    ("./x", "absolute"),
+    ("$UNSET_VARIABLE/x", "UNSET_VARIABLE is not set"),
+    ("/x/${EMPTY}", "EMPTY is not set"),
+    ("~no-such-user-here/x", "absolute"),
+    ("/x\0y", "NUL"),
+    ("/dev/null", "/dev/null is not a folder"),
+    ("/dev/null/below", "/dev/null is not a folder"),
+    ("/" + "x" * 300, "name too long"),
+    ("/\ud800", "encoded"),
+]
+
+
+@pytest.mark.parametrize(("path", "problem"), NO_FOLDERS)
 def test_paths_that_cannot_be_a_folder(path, problem):
     with pytest.raises(ConfigError, match=rf"'path' = .*{FLAG}.*(?i:{problem})"):
         load_config({"path": path}, environ(EMPTY=""))
@@ -437,21 +438,11 @@ def test_a_folder_given_twice(folders):
         load({"path": folders})
 
 
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        ("relative", "absolute"),
-        ("$UNSET_VARIABLE/x", "UNSET_VARIABLE is not set"),
-        ("/x\0y", "NUL"),
-        ("/dev/null", "/dev/null is not a folder"),
-        ("/" + "x" * 300, "name too long"),
-        ("/\ud800", "encoded"),
-    ],
-)
+@pytest.mark.parametrize(("path", "problem"), NO_FOLDERS)
 def test_the_folder_at_fault_is_named(path, problem):
     for folders in ([path, "/b"], ["/a", path], ["/a", "/b", path, "/c"]):
         with pytest.raises(ConfigError, match=rf"'path' = .*{FLAG}.*(?i:{problem})") as caught:
-            load({"path": folders})
+            load_config({"path": folders}, environ(EMPTY=""))
         assert f"'path' = {repr(path)[:70]}" in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from sglang_tardis.cli.main import main
+from command_line import environment, run
 
 PARTS, REGION = 2, 8192
 PAGE = PARTS * 2 * REGION
@@ -109,9 +109,8 @@ def flip_header_bit_of(folder: Path, number: int) -> None:
 @contextlib.contextmanager
 def in_use(folder: Path) -> Iterator[int]:
     """Another process holds the store open; yields its pid."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-c", SERVER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
     ) as process:
         assert process.stdout.readline() == b"open\n"
         try:
@@ -119,19 +118,6 @@ def in_use(folder: Path) -> Iterator[int]:
         finally:
             process.stdin.close()
             assert process.wait(30) == 0
-
-
-def run(capsys, *argv: object) -> tuple[int, str, str]:
-    status = main([str(part) for part in argv])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-def failure(capsys, *argv: object) -> str:
-    status, out, err = run(capsys, *argv)
-    assert status == 2 and out == ""
-    assert err.count("\n") == 1 and "Traceback" not in err and err.startswith(f"tardis {argv[0]}: ")
-    return err
 
 
 def answer(capsys, *argv: object) -> dict:

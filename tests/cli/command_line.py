@@ -41,13 +41,13 @@ def fill(folder: Path, model: str, pages: int, seed: int) -> None:
         store.flush()
 
 
-def run(capsys, *argv: str) -> tuple[int, str, str]:
+def run(capsys, *argv: object) -> tuple[int, str, str]:
     status = main([str(part) for part in argv])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
 
-def failure(capsys, *argv: str) -> str:
+def failure(capsys, *argv: object) -> str:
     status, out, err = run(capsys, *argv)
     assert status == 2 and out == ""
     assert err.count("\n") == 1 and "Traceback" not in err and err.startswith(f"tardis {argv[0]}: ")

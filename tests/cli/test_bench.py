@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_stores import LLAMA, PAGE, answer, failure, fill, run, stored
+from cli_stores import LLAMA, PAGE, answer, fill, stored
+from command_line import failure, needs_core, run
 from sglang_tardis.cli import bench
 
 SMALL = ["--bytes", "4MiB"]
@@ -13,7 +14,7 @@ SMALL = ["--bytes", "4MiB"]
 
 @pytest.fixture(autouse=True)
 def one_round_in_little_space(monkeypatch):
-    pytest.importorskip("sglang_tardis._core", reason="the C++ core is not built: pip install .")
+    needs_core()
     monkeypatch.setenv("TARDIS_CONFIG", '{"free_space_floor": 0}')
     monkeypatch.setattr(bench, "_ROUNDS", 1)
 

@@ -15,22 +15,21 @@ from cli_stores import (
     QWEN,
     Pages,
     answer,
-    failure,
     fill,
     flip_bit_of,
     flip_header_bit_of,
     in_use,
     key,
     open_store,
-    run,
     space_of,
     stored,
 )
+from command_line import failure, needs_core, run
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    pytest.importorskip("sglang_tardis._core", reason="the C++ core is not built: pip install .")
+    needs_core()
     folder = tmp_path / "store"
     fill(folder, LLAMA, 0, 10)
     fill(folder, QWEN, 10, 4)

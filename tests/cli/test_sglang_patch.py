@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 import sglang_tardis
+from command_line import needs_core
 from sglang_tardis.cli.main import main
 from sglang_tardis.patching import load_patches
 
@@ -556,7 +557,7 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, str | None]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", re.findall(r"^def (check_\w+)", CHECKS.read_text(), re.MULTILINE))
 def test_patched_sglang(outcomes, release, name):
-    pytest.importorskip("sglang_tardis._core", reason="the C++ core is not built: pip install .")
+    needs_core()
     problem = outcomes[release][name]
     if problem is not None:
         pytest.fail(problem, pytrace=False)
