@@ -246,8 +246,12 @@ std::uint64_t Store::durable_group() const {
 void Store::note_others(std::uint64_t failures) {
   const std::uint64_t group = table_.header().next_group.load() - 1;
   const std::lock_guard lock(others_mutex_);
-  others_.failures = others_.group == 0 ? failures : std::min(others_.failures, failures);
-  others_.group = std::max(others_.group, group);
+  others_.add({group, failures});
+}
+
+void Store::Others::add(const Others& more) {
+  failures = group == 0 ? more.failures : std::min(failures, more.failures);
+  group = std::max(group, more.group);
 }
 
 Status Store::await_others() {
@@ -259,8 +263,7 @@ Status Store::await_others() {
   if (others.group == 0) return {};
   if (Status status = await_group(others.group); !status) {
     const std::lock_guard lock(others_mutex_);  // the next flush() must not say that it is done
-    others_.failures = others_.group == 0 ? others.failures : std::min(others_.failures, others.failures);
-    others_.group = std::max(others_.group, others.group);
+    others_.add(others);
     return status;
   }
   if (table_.header().flush_failures.load() == others.failures) return {};

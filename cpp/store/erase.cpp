@@ -73,8 +73,8 @@ Result<std::uint64_t> Store::remove(const Selection& selection) {
     // nothing can be said before that has ended, or was taken over.
     if (state == SegmentState::kCreating) return;
     Status status;
-    std::uint32_t path =
-        live(id).path.load();  // with the headers; unless it is another that keeps it from being opened
+    // That of the headers, unless it is another that keeps the segment from being opened.
+    std::uint32_t path = live(id).path.load();
     if (state != SegmentState::kUnreadable) {
       std::optional<Error> why;
       Segment* own = segment(id, &why, &path);

@@ -354,6 +354,7 @@ class Store {
   // flushes had failed before the first of them was looked for.
   struct Others {
     std::uint64_t group = 0, failures = 0;
+    void add(const Others& more);
   };
   std::mutex others_mutex_;
   Others others_;

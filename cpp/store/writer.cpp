@@ -242,8 +242,10 @@ void Store::publish(SetCall& set, std::vector<Ticket>& tickets, const Transfer& 
       fail_from(tickets, k);
       continue;
     }
-    if (published == Index::Published::kDuplicate) continue;                        // another call stored it meanwhile
-    if (const std::uint32_t out = path_out(ticket.owner->id()); out < kMaxPaths) {  // see forget_path()
+    // Another call stored it meanwhile.
+    if (published == Index::Published::kDuplicate) continue;
+    // See forget_path().
+    if (const std::uint32_t out = path_out(ticket.owner->id()); out < kMaxPaths) {
       if (const auto entry = index_.read(ticket.slot)) index_.unpublish(*entry);
       set.failure = Error{Code::kIo, "path " + folder_.paths()[out].folder + ": was taken out"};
       fail_from(tickets, k);
