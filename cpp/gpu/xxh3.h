@@ -9,9 +9,9 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
-#define TARDIS_HD __host__ __device__ __forceinline__
+#define TARDIS_XXH3_FUNCTION __host__ __device__ __forceinline__
 #else
-#define TARDIS_HD inline
+#define TARDIS_XXH3_FUNCTION inline
 #endif
 
 namespace tardis::xxh3 {
@@ -50,7 +50,7 @@ static __device__ __constant__ const unsigned char kDeviceSecret[kSecretBytes] =
 #endif
 #undef TARDIS_XXH3_SECRET
 
-TARDIS_HD const unsigned char* secret() {
+TARDIS_XXH3_FUNCTION const unsigned char* secret() {
 #if defined(__CUDA_ARCH__)
   return kDeviceSecret;
 #else
@@ -59,7 +59,7 @@ TARDIS_HD const unsigned char* secret() {
 }
 
 // Little-endian at any address.
-TARDIS_HD std::uint64_t read64(const unsigned char* p) {
+TARDIS_XXH3_FUNCTION std::uint64_t read64(const unsigned char* p) {
 #if defined(__CUDA_ARCH__)
   std::uint64_t value = 0;
 #pragma unroll
@@ -72,21 +72,21 @@ TARDIS_HD std::uint64_t read64(const unsigned char* p) {
 #endif
 }
 
-TARDIS_HD std::uint32_t read32(const unsigned char* p) {
+TARDIS_XXH3_FUNCTION std::uint32_t read32(const unsigned char* p) {
   return static_cast<std::uint32_t>(p[0]) | static_cast<std::uint32_t>(p[1]) << 8 |
          static_cast<std::uint32_t>(p[2]) << 16 | static_cast<std::uint32_t>(p[3]) << 24;
 }
 
-TARDIS_HD std::uint64_t rotate_left(std::uint64_t value, int by) { return value << by | value >> (64 - by); }
+TARDIS_XXH3_FUNCTION std::uint64_t rotate_left(std::uint64_t value, int by) { return value << by | value >> (64 - by); }
 
-TARDIS_HD std::uint64_t swap_bytes(std::uint64_t value) {
+TARDIS_XXH3_FUNCTION std::uint64_t swap_bytes(std::uint64_t value) {
   value = (value & 0x00000000FFFFFFFFu) << 32 | value >> 32;
   value = (value & 0x0000FFFF0000FFFFu) << 16 | (value >> 16 & 0x0000FFFF0000FFFFu);
   return (value & 0x00FF00FF00FF00FFu) << 8 | (value >> 8 & 0x00FF00FF00FF00FFu);
 }
 
 // The two halves of the 128-bit product, xored.
-TARDIS_HD std::uint64_t fold_product(std::uint64_t a, std::uint64_t b) {
+TARDIS_XXH3_FUNCTION std::uint64_t fold_product(std::uint64_t a, std::uint64_t b) {
 #if defined(__CUDA_ARCH__)
   return (a * b) ^ __umul64hi(a, b);
 #else
@@ -96,13 +96,13 @@ TARDIS_HD std::uint64_t fold_product(std::uint64_t a, std::uint64_t b) {
 #endif
 }
 
-TARDIS_HD std::uint64_t avalanche(std::uint64_t hash) {
+TARDIS_XXH3_FUNCTION std::uint64_t avalanche(std::uint64_t hash) {
   hash ^= hash >> 37;
   hash *= 0x165667919E3779F9u;
   return hash ^ hash >> 32;
 }
 
-TARDIS_HD std::uint64_t avalanche_xxh64(std::uint64_t hash) {
+TARDIS_XXH3_FUNCTION std::uint64_t avalanche_xxh64(std::uint64_t hash) {
   hash ^= hash >> 33;
   hash *= kPrime64_2;
   hash ^= hash >> 29;
@@ -113,11 +113,11 @@ TARDIS_HD std::uint64_t avalanche_xxh64(std::uint64_t hash) {
 // --- up to 240 bytes: one thread
 // -------------------------------------------------------------------------------------------
 
-TARDIS_HD std::uint64_t mix16(const unsigned char* input, const unsigned char* key) {
+TARDIS_XXH3_FUNCTION std::uint64_t mix16(const unsigned char* input, const unsigned char* key) {
   return fold_product(read64(input) ^ read64(key), read64(input + 8) ^ read64(key + 8));
 }
 
-TARDIS_HD std::uint64_t digest_up_to_16(const unsigned char* input, std::size_t bytes) {
+TARDIS_XXH3_FUNCTION std::uint64_t digest_up_to_16(const unsigned char* input, std::size_t bytes) {
   const unsigned char* key = secret();
   if (bytes > 8) {
     const std::uint64_t low = read64(input) ^ read64(key + 24) ^ read64(key + 32);
@@ -143,7 +143,7 @@ TARDIS_HD std::uint64_t digest_up_to_16(const unsigned char* input, std::size_t 
   return avalanche_xxh64(read64(key + 56) ^ read64(key + 64));
 }
 
-TARDIS_HD std::uint64_t digest_17_to_128(const unsigned char* input, std::size_t bytes) {
+TARDIS_XXH3_FUNCTION std::uint64_t digest_17_to_128(const unsigned char* input, std::size_t bytes) {
   const unsigned char* key = secret();
   std::uint64_t sum = bytes * kPrime64_1;
   // Pairs of 16 bytes from both ends towards the middle.
@@ -155,7 +155,7 @@ TARDIS_HD std::uint64_t digest_17_to_128(const unsigned char* input, std::size_t
   return avalanche(sum);
 }
 
-TARDIS_HD std::uint64_t digest_129_to_240(const unsigned char* input, std::size_t bytes) {
+TARDIS_XXH3_FUNCTION std::uint64_t digest_129_to_240(const unsigned char* input, std::size_t bytes) {
   const unsigned char* key = secret();
   std::uint64_t sum = bytes * kPrime64_1;
   for (int i = 0; i < 8; ++i) sum += mix16(input + 16 * i, key + 16 * i);
@@ -165,7 +165,7 @@ TARDIS_HD std::uint64_t digest_129_to_240(const unsigned char* input, std::size_
   return avalanche(sum + mix16(input + bytes - 16, key + 136 - 17));
 }
 
-TARDIS_HD std::uint64_t digest_short(const unsigned char* input, std::size_t bytes) {
+TARDIS_XXH3_FUNCTION std::uint64_t digest_short(const unsigned char* input, std::size_t bytes) {
   if (bytes <= 16) return digest_up_to_16(input, bytes);
   if (bytes <= 128) return digest_17_to_128(input, bytes);
   return digest_129_to_240(input, bytes);
@@ -191,23 +191,25 @@ struct LongShape {
       tail_stripes;  // whole stripes after them, 0 .. 15; the last 64 bytes follow once more as a stripe of their own
 };
 
-TARDIS_HD LongShape long_shape(std::size_t bytes) {
+TARDIS_XXH3_FUNCTION LongShape long_shape(std::size_t bytes) {
   LongShape shape;
   shape.full_blocks = (bytes - 1) / kBlockBytes;
   shape.tail_stripes = (bytes - 1 - shape.full_blocks * kBlockBytes) / kStripeBytes;
   return shape;
 }
 
-TARDIS_HD int lane_pair(int lane) { return lane % 4; }
-TARDIS_HD std::size_t lane_stripe(int lane, int half) { return static_cast<std::size_t>(lane / 4 + 8 * half); }
+TARDIS_XXH3_FUNCTION int lane_pair(int lane) { return lane % 4; }
+TARDIS_XXH3_FUNCTION std::size_t lane_stripe(int lane, int half) {
+  return static_cast<std::size_t>(lane / 4 + 8 * half);
+}
 // Where in a block, or in a stripe of its own, the lane's words lie.
-TARDIS_HD std::size_t lane_offset(int lane, int half) {
+TARDIS_XXH3_FUNCTION std::size_t lane_offset(int lane, int half) {
   return lane_stripe(lane, half) * kStripeBytes + 16 * static_cast<std::size_t>(lane_pair(lane));
 }
 
-TARDIS_HD Words read_words(const unsigned char* p) { return {read64(p), read64(p + 8)}; }
+TARDIS_XXH3_FUNCTION Words read_words(const unsigned char* p) { return {read64(p), read64(p + 8)}; }
 
-TARDIS_HD Words initial_sums(int lane) {
+TARDIS_XXH3_FUNCTION Words initial_sums(int lane) {
   switch (lane_pair(lane)) {
     case 0:
       return {kPrime32_3, kPrime64_1};
@@ -220,34 +222,36 @@ TARDIS_HD Words initial_sums(int lane) {
   }
 }
 
-TARDIS_HD Words stripe_key(int lane, int half) {
+TARDIS_XXH3_FUNCTION Words stripe_key(int lane, int half) {
   return read_words(secret() + 8 * lane_stripe(lane, half) + 16 * static_cast<std::size_t>(lane_pair(lane)));
 }
-TARDIS_HD Words scramble_key(int lane) {
+TARDIS_XXH3_FUNCTION Words scramble_key(int lane) {
   return read_words(secret() + kSecretBytes - kStripeBytes + 16 * static_cast<std::size_t>(lane_pair(lane)));
 }
-TARDIS_HD Words last_stripe_key(int lane) {
+TARDIS_XXH3_FUNCTION Words last_stripe_key(int lane) {
   return read_words(secret() + kSecretBytes - kStripeBytes - 7 + 16 * static_cast<std::size_t>(lane_pair(lane)));
 }
 
-TARDIS_HD std::uint64_t product_of_halves(std::uint64_t value) { return (value & 0xFFFFFFFFu) * (value >> 32); }
+TARDIS_XXH3_FUNCTION std::uint64_t product_of_halves(std::uint64_t value) {
+  return (value & 0xFFFFFFFFu) * (value >> 32);
+}
 
-TARDIS_HD void accumulate(Words& sums, const Words& input, const Words& key) {
+TARDIS_XXH3_FUNCTION void accumulate(Words& sums, const Words& input, const Words& key) {
   sums.first += input.second + product_of_halves(input.first ^ key.first);
   sums.second += input.first + product_of_halves(input.second ^ key.second);
 }
 
-TARDIS_HD void scramble(Words& sums, const Words& key) {
+TARDIS_XXH3_FUNCTION void scramble(Words& sums, const Words& key) {
   sums.first = (sums.first ^ sums.first >> 47 ^ key.first) * kPrime32_1;
   sums.second = (sums.second ^ sums.second >> 47 ^ key.second) * kPrime32_1;
 }
 
 // What lanes 0 .. 3 add up at the end, and what becomes of the total.
-TARDIS_HD std::uint64_t merge_pair(int lane, const Words& sums) {
+TARDIS_XXH3_FUNCTION std::uint64_t merge_pair(int lane, const Words& sums) {
   const Words key = read_words(secret() + 11 + 16 * static_cast<std::size_t>(lane_pair(lane)));
   return fold_product(sums.first ^ key.first, sums.second ^ key.second);
 }
-TARDIS_HD std::uint64_t finish(std::uint64_t merged, std::size_t bytes) {
+TARDIS_XXH3_FUNCTION std::uint64_t finish(std::uint64_t merged, std::size_t bytes) {
   return avalanche(static_cast<std::uint64_t>(bytes) * kPrime64_1 + merged);
 }
 
