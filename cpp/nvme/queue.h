@@ -20,7 +20,7 @@ enum class QueueFault : std::uint8_t {
   kUnknownCommand,  // it names a command identifier that this queue never uses
   kNotOutstanding,  // it names a command that has completed already, or was never submitted
   kNotPublished,    // it names a command that the controller was not given yet
-  kSqHeadStuck,     // everything has completed, and yet the head leaves no room to submit
+  kSqHeadBehind,    // it names a command that lies beyond the head that it reports: one that was not read yet
   kDeclared,        // by the owner, with mark_suspect()
 };
 
@@ -40,8 +40,8 @@ TARDIS_HD constexpr const char* fault_text(QueueFault fault) {
       return "a completion names a command that is not outstanding";
     case QueueFault::kNotPublished:
       return "a completion names a command that was not given to the controller yet";
-    case QueueFault::kSqHeadStuck:
-      return "all commands completed, but the submission queue head did not follow";
+    case QueueFault::kSqHeadBehind:
+      return "a completion names a command beyond the submission queue head that it reports";
     case QueueFault::kDeclared:
       return "declared suspect by its owner";
   }
@@ -49,14 +49,15 @@ TARDIS_HD constexpr const char* fault_text(QueueFault fault) {
 }
 
 // One per command that may be outstanding; owned by the queue.
-struct alignas(16) CommandSlot {
+struct CommandSlot {
   enum class State : std::uint8_t { kFree, kPrepared, kPublished, kQuarantined };
   std::uint64_t tag;
+  std::uint32_t number;          // how many were submitted before it, modulo 2^32
   std::uint16_t id;              // the identifier in use, or the next to be
   std::uint16_t next, previous;  // in the list of its state
   State state;
 };
-static_assert(sizeof(CommandSlot) == 16);
+static_assert(sizeof(CommandSlot) == 24);
 
 // Owned by the caller, and in place as long as the queue pair is used.
 struct QueueMemory {
@@ -189,6 +190,7 @@ class QueuePair {
   QueueMemory memory_;
   std::uint32_t index_mask_ = 0;      // the bits of an identifier that are its index; those above count its uses
   std::uint32_t tail_, rung_;         // where the next entry goes; what the controller was told
+  std::uint32_t submitted_;           // modulo 2^32
   std::uint32_t sq_head_;             // what it has read, as far as it said; entries from here on are not overwritten
   std::uint32_t cq_head_, returned_;  // the next entry to take; what the controller was told
   std::uint32_t phase_;               // of an entry that is new
@@ -212,7 +214,7 @@ TARDIS_HD inline bool QueuePair::valid(const QueueMemory& memory) {
 TARDIS_HD inline QueuePair::QueuePair(const QueueMemory& memory) : memory_(memory) {
   while (index_mask_ < memory.max_commands - 1) index_mask_ = index_mask_ << 1 | 1;
   for (std::uint32_t i = 0; i < memory.max_commands; ++i) {
-    memory.commands[i] = {0, static_cast<std::uint16_t>(i), kNil, kNil, CommandSlot::State::kFree};
+    memory.commands[i] = {0, 0, static_cast<std::uint16_t>(i), kNil, kNil, CommandSlot::State::kFree};
   }
   start();
 }
@@ -220,7 +222,7 @@ TARDIS_HD inline QueuePair::QueuePair(const QueueMemory& memory) : memory_(memor
 TARDIS_HD inline void QueuePair::start() {
   auto* const words = reinterpret_cast<volatile std::uint32_t*>(memory_.cq);
   for (std::uint32_t i = 0; i < memory_.cq_entries * (sizeof(CompletionEntry) / 4); ++i) store_shared(words + i, 0);
-  tail_ = rung_ = sq_head_ = cq_head_ = returned_ = 0;
+  tail_ = rung_ = submitted_ = sq_head_ = cq_head_ = returned_ = 0;
   phase_ = 1;  // the first pass over a zeroed queue (4.2.4)
   free_ = live_ = quarantined_ = {0, kNil, kNil};
   for (std::uint32_t i = 0; i < memory_.max_commands; ++i) {
@@ -264,6 +266,7 @@ TARDIS_HD inline std::uint16_t QueuePair::submit(const SubmissionEntry& entry, s
   remove(free_, index);
   append(live_, index, CommandSlot::State::kPrepared);
   slot.tag = tag;
+  slot.number = submitted_++;
   EntryWords copy = *reinterpret_cast<const EntryWords*>(&entry);
   copy.words[0] = (copy.words[0] & ~std::uint64_t{0xffff0000}) | std::uint64_t{slot.id} << 16;
   *reinterpret_cast<EntryWords*>(memory_.sq + tail_) = copy;
@@ -295,7 +298,11 @@ TARDIS_HD inline QueueFault QueuePair::judge(const CompletionEntry& entry) const
   if (index >= memory_.max_commands || entry.command_id == kNoCommandId) return QueueFault::kUnknownCommand;
   const CommandSlot& slot = memory_.commands[index];
   if (slot.id != entry.command_id || slot.state == CommandSlot::State::kFree) return QueueFault::kNotOutstanding;
-  return slot.state == CommandSlot::State::kPrepared ? QueueFault::kNotPublished : QueueFault::kNone;
+  if (slot.state == CommandSlot::State::kPrepared) return QueueFault::kNotPublished;
+  // The controller says how far it has read; what lies beyond cannot have completed, so another command was meant. That
+  // one's memory would be given back while it is read or written.
+  const std::uint32_t unread = distance(entry.sq_head, tail_, memory_.sq_entries);
+  return submitted_ - slot.number <= unread ? QueueFault::kSqHeadBehind : QueueFault::kNone;
 }
 
 TARDIS_HD inline void QueuePair::blame(QueueFault fault, const CompletionEntry& entry) {
@@ -334,7 +341,6 @@ TARDIS_HD inline PollResult QueuePair::poll(Completion& out) {
   remove(out.quarantined ? quarantined_ : live_, index);
   retire(index);
   append(free_, index, CommandSlot::State::kFree);
-  if (outstanding() == 0 && sq_full()) blame(QueueFault::kSqHeadStuck, entry);  // no completion will ever move it
   return PollResult::kCompletion;
 }
 

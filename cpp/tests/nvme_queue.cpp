@@ -32,8 +32,8 @@ class Rules {
   std::string broken_;
 };
 
-// Fetches in order, completes in any order, and tells late how far it has read. Knows what the host wrote, and looks
-// whether it is still there when it gives the slots back.
+// Fetches in order, completes in any order, and tells no more of how far it has read than it must. Knows what the host
+// wrote, and looks whether it is still there when it gives the slots back.
 class ReferenceController {
  public:
   struct Posted {
@@ -73,20 +73,20 @@ class ReferenceController {
     rules_.require(found.command_id != kNoCommandId, "identifier: never ffffh");
     rules_.require(!in_use_[found.command_id], "identifier: unique among outstanding commands");
     in_use_[found.command_id] = true;
-    fetched_.push_back({found.command_id, tag});
+    fetched_.push_back({found.command_id, tag, fetches_++});
     head_ = after(head_, memory_.sq_entries);
   }
 
   void post() {
     std::swap(fetched_[random_() % fetched_.size()], fetched_.back());
-    const auto [id, tag] = fetched_.back();
+    const auto [id, tag, number] = fetched_.back();
     fetched_.pop_back();
-    const std::uint32_t unread = ahead(told_, head_, memory_.sq_entries);
-    const bool last = fetched_.empty() && waiting() == 0;  // nothing would follow to tell of the rest
-    for (auto tell = last || random_() % 4 != 0 ? unread : random_() % (unread + 1); tell > 0; --tell) {
+    const std::uint64_t untold = fetches_ - tellings_, least = number < tellings_ ? 0 : number + 1 - tellings_;
+    for (auto tell = random_() % 4 != 0 ? untold : least + random_() % (untold - least + 1); tell > 0; --tell) {
       rules_.require(std::memcmp(&memory_.sq[told_], &written_[told_].entry, sizeof(SubmissionEntry)) == 0,
                      "entry: untouched until the head has passed it");
       told_ = after(told_, memory_.sq_entries);
+      ++tellings_;
     }
     rules_.require(after(cq_tail_, memory_.cq_entries) != cq_head_, "completion queue: room for every command");
     const CompletionEntry entry{static_cast<std::uint32_t>(random_()),
@@ -109,7 +109,7 @@ class ReferenceController {
   };
   struct Fetched {
     std::uint16_t id;
-    std::uint64_t tag;
+    std::uint64_t tag, number;
   };
   const QueueMemory memory_;
   Random& random_;
@@ -118,6 +118,7 @@ class ReferenceController {
   std::vector<Posted> posted_;
   std::vector<Fetched> fetched_;
   std::vector<bool> in_use_ = std::vector<bool>(65536);
+  std::uint64_t fetches_ = 0, tellings_ = 0;  // entries read, and told of
   std::uint32_t tail_ = 0, head_ = 0, told_ = 0, cq_tail_ = 0, cq_head_ = 0, phase_ = 1;
 };
 
@@ -325,17 +326,19 @@ TEST(NvmeQueue, SlotsComeBackWithTheHeadAndNotWithTheirCommand) {
   const std::uint16_t a = p.submit(1), b = p.submit(2), c = p.submit(3);
   p.queue.ring();
   EXPECT_FALSE(p.queue.can_submit());
-  p.post(a, 0);  // completed, and yet not said to have been read
+  p.post(a, 1);
   ASSERT_EQ(p.poll(), PollResult::kCompletion);
+  EXPECT_NE(p.submit(4), kNoCommandId);
   EXPECT_FALSE(p.queue.can_submit());
   p.post(b, 3);  // all have been read, the last of them is still at work
   ASSERT_EQ(p.poll(), PollResult::kCompletion);
-  for (std::uint64_t tag = 4; tag < 7; ++tag) EXPECT_NE(p.submit(tag), kNoCommandId);
+  for (std::uint64_t tag = 5; tag < 7; ++tag) EXPECT_NE(p.submit(tag), kNoCommandId);
   EXPECT_FALSE(p.queue.can_submit());
   p.queue.ring();
-  p.post(c, 3);
+  p.post(c, 3);  // completed, and its slot is in use again
   ASSERT_EQ(p.poll(), PollResult::kCompletion);
   EXPECT_EQ(p.last.tag, 3u);
+  EXPECT_FALSE(p.queue.can_submit());
 }
 
 TEST(NvmeQueue, WaitsUntilItsDeadline) {
