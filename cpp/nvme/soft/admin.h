@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The admin commands of a software controller. All of it under the turn of worker 0.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nvme/soft/command.h"
+#include "nvme/soft/controller.h"
+
+namespace tardis::nvme {
+
+class SoftAdmin {
+ public:
+  explicit SoftAdmin(SoftController::Core& core) : core_(core) {}
+
+  // True: status and result are set, complete it. False: it stays until poll() or abort().
+  bool execute(SoftCommand& command);
+  // Completes what can be completed by now: deletions, asynchronous events. True if something was.
+  bool poll();
+  // After a reset: nothing is pending, features are as after power-on.
+  void reset();
+  // Of any worker: a doorbell was written with an invalid value.
+  void doorbell_event() { event_.store(true); }
+
+ private:
+  Sc identify(SoftCommand& command);
+  Sc identify_controller(SoftCommand& command);
+  Sc identify_namespace(SoftCommand& command);
+  Sc identify_active(SoftCommand& command);
+  Sc get_log_page(SoftCommand& command);
+  Sc set_features(SoftCommand& command);
+  Sc get_features(SoftCommand& command);
+  Sc create_cq(SoftCommand& command);
+  Sc create_sq(SoftCommand& command);
+  Sc check_queue(const SoftCommand& command, std::uint32_t expected_shift, std::uint32_t shift_field);
+  Sc delete_cq(SoftCommand& command);
+  bool delete_sq(SoftCommand& command);
+  Sc abort(SoftCommand& command);
+  bool async_event(SoftCommand& command);
+  Sc answer(SoftCommand& command, const void* page, std::uint64_t bytes);
+  Sc refuse(const SoftCommand& command, Sc status, const std::string& text) const;
+  bool queues_exist() const;
+
+  SoftController::Core& core_;
+  struct Deletion {
+    SoftCommand* command;
+    std::uint16_t queue;
+    SoftWorker* worker;
+  };
+  std::vector<Deletion> deletions_;
+  std::vector<SoftCommand*> events_;  // requests that wait for one
+  std::atomic<bool> event_{false};
+  bool events_masked_ = false;  // until the log page is read
+  std::uint32_t event_configuration_ = 0;
+  std::uint32_t granted_ = 0;  // queue pairs; 0: all, nobody has asked yet
+};
+
+}  // namespace tardis::nvme

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+
+namespace tardis::nvme {
+
+// A thread that takes no signals, bound to `cpus` if there are any.
+Result<std::thread> start_thread(std::function<void()> body, const std::vector<int>& cpus);
+
+// Processor time that it has used.
+std::uint64_t thread_cpu_ns(const std::thread& thread);
+
+}  // namespace tardis::nvme
