@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nvme/memory.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "nvme/spec.h"
+
+namespace tardis::nvme {
+namespace {
+
+constexpr std::size_t kSelfTestAlignment = 64 * 1024;  // of GPU pages; host memory is tested the same way
+
+}  // namespace
+
+Result<DmaMemory> DmaMemory::allocate(DmaMapper& mapper, std::size_t bytes) {
+  auto buffer = AlignedBuffer::allocate((bytes + kPageBytes - 1) / kPageBytes * kPageBytes, kPageBytes);
+  if (!buffer) return buffer.error();
+  auto address = mapper.map(buffer->data(), buffer->size());
+  if (!address) return address.error();
+  DmaMemory memory;
+  memory.mapper_ = &mapper;
+  memory.buffer_ = std::move(*buffer);
+  memory.address_ = *address;
+  if (*address % kPageBytes != 0) {
+    return Error{Code::kInternal,
+                 "mapping of page-aligned memory: expected a page-aligned address for the "
+                 "controller, found " +
+                     std::to_string(*address)};
+  }
+  return memory;
+}
+
+DmaMemory& DmaMemory::operator=(DmaMemory&& other) noexcept {
+  if (this != &other) {
+    reset();
+    mapper_ = std::exchange(other.mapper_, nullptr);
+    buffer_ = std::move(other.buffer_);
+    address_ = other.address_;
+  }
+  return *this;
+}
+
+Status DmaMemory::revoke() {
+  if (mapper_ == nullptr) return {};
+  auto unmapped = mapper_->unmap(buffer_.data());
+  if (unmapped) mapper_ = nullptr;
+  return unmapped;
+}
+
+void DmaMemory::reset() {
+  if (buffer_.data() == nullptr) return;
+  if (!revoke()) {
+    // The controller may write there as long as this process lives.
+    new AlignedBuffer(std::move(buffer_));
+    mapper_ = nullptr;
+  }
+  buffer_ = {};
+}
+
+Result<void*> HostMemory::allocate(std::size_t bytes) {
+  void* memory = std::aligned_alloc(kSelfTestAlignment, bytes);
+  if (memory == nullptr) {
+    return Error{Code::kInternal, "out of memory: " + std::to_string(bytes) + " bytes for the self-test"};
+  }
+  return memory;
+}
+
+void HostMemory::free(void* memory) { std::free(memory); }
+
+Status HostMemory::copy_to(void* memory, std::span<const std::byte> from) {
+  std::memcpy(memory, from.data(), from.size());
+  return {};
+}
+
+Status HostMemory::copy_from(const void* memory, std::span<std::byte> to) {
+  std::memcpy(to.data(), memory, to.size());
+  return {};
+}
+
+Result<std::unique_ptr<MemoryProvider>> find_gpu_memory_provider() {
+  const bool driver = ::access("/proc/driver/nvidia/version", R_OK) == 0;
+  return Error{Code::kNotFound,
+               std::string("GPU memory as the target of NVMe commands is not available, because no stock Linux kernel "
+                           "tells user space the bus addresses of GPU memory (") +
+                   (driver ? "an NVIDIA driver is loaded, which tells them to kernel modules only"
+                           : "and no NVIDIA driver is loaded here") +
+                   "); data goes through host memory"};
+}
+
+}  // namespace tardis::nvme

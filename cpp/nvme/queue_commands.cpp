@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Admin commands of a driver: those that make and delete queues, and what becomes of the answers.
+#include <cerrno>
+
+#include "nvme/command_error.h"
+#include "nvme/driver.h"
+
+namespace tardis::nvme {
+namespace {
+
+SubmissionEntry queue_command(AdminOpcode opcode, std::uint32_t cdw10, std::uint32_t cdw11, std::uint64_t address) {
+  SubmissionEntry command{};
+  command.opcode = static_cast<std::uint8_t>(opcode);
+  command.prp = {address, 0};
+  command.cdw10 = cdw10;
+  command.cdw11 = cdw11;
+  return command;
+}
+
+}  // namespace
+
+Status Driver::answered(const Result<AdminReply>& reply, const std::string& what) {
+  if (!reply) return reply.error();
+  if (reply->status.ok()) return {};
+  return Error{Code::kIo, "NVMe admin command " + what + ": expected success, found " + describe(reply->status),
+               errno_of(reply->status)};
+}
+
+Result<AdminReply> Driver::admin(const SubmissionEntry& command) {
+  return admin_->execute(command, options_.admin_timeout_ms);
+}
+
+Status Driver::create_queue(IoQueue& queue) {
+  const std::uint32_t identity = queue_identity(queue.entries(), queue.id());
+  // Polled: no interrupts. The completion queue first, since the submission queue names it.
+  const auto cq = queue_command(AdminOpcode::kCreateCq, identity, kQueueContiguous, queue.completion_address());
+  if (auto ok = answered(admin(cq), "Create I/O Completion Queue"); !ok) return ok;
+  const auto sq = queue_command(AdminOpcode::kCreateSq, identity, kQueueContiguous | std::uint32_t{queue.id()} << 16,
+                                queue.submission_address());
+  return answered(admin(sq), "Create I/O Submission Queue");
+}
+
+Status Driver::delete_submission_queue(IoQueue& queue) {
+  return answered(admin(queue_command(AdminOpcode::kDeleteSq, queue.id(), 0, 0)), "Delete I/O Submission Queue");
+}
+
+Status Driver::delete_completion_queue(IoQueue& queue) {
+  return answered(admin(queue_command(AdminOpcode::kDeleteCq, queue.id(), 0, 0)), "Delete I/O Completion Queue");
+}
+
+bool Driver::send_abort(IoQueue& queue, std::uint16_t command_id) {
+  const auto command = queue_command(AdminOpcode::kAbort, std::uint32_t{command_id} << 16 | queue.id(), 0, 0);
+  count_.aborts.fetch_add(1, std::memory_order_relaxed);
+  auto reply = admin(command);
+  if (!reply) return false;
+  // Bit 0 set, or an error: it was not aborted, and may complete yet.
+  if (reply->status.ok() && (reply->result & 1) == 0) count_.aborted.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace tardis::nvme
