@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -91,7 +92,7 @@ class BlockDevice {
   // Opens (creating when asked) a regular file and keeps it open under an id. O_CLOEXEC always.
   virtual Result<FileId> open_file(const std::string& path, bool create, bool writable) = 0;
   virtual void close_file(FileId file) = 0;
-  // Reserves blocks for [0, bytes). ENOSPC -> Code::kNoSpace.
+  // Reserves blocks for [0, bytes); those that are new read as zeros. ENOSPC -> Code::kNoSpace.
   virtual Status preallocate(FileId file, std::uint64_t bytes) = 0;
   virtual Result<std::uint64_t> file_bytes(FileId file) = 0;
 
@@ -129,6 +130,15 @@ class BlockDevice {
   virtual std::uint64_t join_bytes() const { return 0; }
   virtual const PathReport& report() const = 0;
   virtual BlockDeviceCounters counters() const = 0;
+
+  // As preallocate(), of a new file of which only [0, zeros) is read before it is written: that reads as zeros, after a
+  // crash too.
+  virtual Status reserve(FileId file, std::uint64_t bytes, std::uint64_t /*zeros*/) { return preallocate(file, bytes); }
+  // Room for the bytes of files, where they do not lie in the file system that has their names.
+  struct Room {
+    std::uint64_t free = 0, total = 0;
+  };
+  virtual std::optional<Room> room() const { return std::nullopt; }
 };
 
 // Runs the self-test in `folder` (creates and removes one small temporary file there) and builds the device it chose.
@@ -137,6 +147,10 @@ class BlockDevice {
 // lock); the io_uring engine registers it with every ring.
 Result<std::unique_ptr<BlockDevice>> open_block_device(const std::string& folder, const BlockDeviceOptions& options,
                                                        int keep_open_fd);
+
+// Who makes the device of a store: open_block_device(), or what puts another one below it.
+using DeviceFactory = std::function<Result<std::unique_ptr<BlockDevice>>(
+    const std::string& folder, const BlockDeviceOptions& options, int keep_open_fd)>;
 
 // The self-test alone, for `tardis doctor`. `read_only`: do not create a file; report only what can be known without
 // one.

@@ -34,6 +34,10 @@ class StripedDevice : public BlockDevice {
   }
   void close_file(FileId file) override;
   Status preallocate(FileId file, std::uint64_t bytes) override;
+  Status reserve(FileId file, std::uint64_t bytes, std::uint64_t zeros) override {
+    return is_joined(file) ? preallocate(file, bytes) : inner_->reserve(file, bytes, zeros);
+  }
+  std::optional<Room> room() const override { return inner_->room(); }
   // Of a joined file: how many bytes come before the first that one of the files lacks.
   Result<std::uint64_t> file_bytes(FileId file) override;
   void run(std::span<IoRequest> requests, const Completion& on_complete) override;

@@ -255,6 +255,15 @@ Status StoreFolder::remove_checkpoint() const {
 
 bool StoreFolder::has_superblock() const { return ::access((path_ + "/" + kSuperblockFile).c_str(), F_OK) == 0; }
 
+Status StoreFolder::check_device(const BlockDevice* device) const {
+  const std::string file = path_ + "/" + kVolumeFile;
+  if ((device != nullptr && device->room()) || ::access(file.c_str(), F_OK) != 0) return {};
+  // Empty: a raw namespace was tried here, and refused.
+  if (const auto start = read_file(file, 1); start && (start->empty() || start->front() == 0)) return {};
+  return Error{Code::kInvalidArgument, path_ + ": this store has its segments on a raw namespace (" + kVolumeFile +
+                                           " says which); open it with that namespace"};
+}
+
 Status StoreFolder::read_superblock() {
   const std::string file = path_ + "/" + kSuperblockFile;
   auto bytes = read_file(file, kSuperblockFileBytes);

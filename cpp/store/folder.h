@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "block/block_device.h"
 #include "store/format.h"
 #include "store/live_table.h"
 #include "store/paths.h"
@@ -64,6 +65,10 @@ class StoreFolder {
   Status read_superblock();
   // write-new + rename + fsync, so that a crash leaves the old one or the new one.
   Status write_superblock(const StoreSuperblock& superblock);
+
+  // Segments on a raw namespace are empty files to one who looks for them in the file system.
+  // `device`: null if they are read by plain system calls.
+  Status check_device(const BlockDevice* device) const;
 
   // ---- the folders that hold its segments, this one first
   StorePaths& paths() { return paths_; }

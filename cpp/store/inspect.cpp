@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/json.h"
+#include "store/closed_store.h"
 #include "store/folder.h"
 #include "store/list.h"
 #include "store/tools.h"
@@ -24,13 +25,20 @@ struct Totals {
   std::map<std::uint64_t, std::uint64_t> segments_by_slot_bytes;
 };
 
-std::uint64_t allocated(const std::string& file) {
+std::uint64_t allocated(const std::string& file, ClosedStore* closed) {
+  if (closed != nullptr && closed->device().room()) {
+    StripedDevice& device = closed->device();
+    const auto id = device.open_file(file, /*create=*/false, /*writable=*/false);
+    if (!id) return 0;
+    const auto bytes = device.file_bytes(*id);
+    device.close_file(*id);
+    return bytes ? *bytes : 0;
+  }
   struct stat status {};
   return ::stat(file.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
 }
 
-void inspect_segment(SegmentName name, const StoreFolder& folder, Totals& totals) {
-  const auto table = read_header_table(name, folder);
+void inspect_segment(const Result<HeaderTable>& table, const StoreFolder& folder, Totals& totals) {
   if (!table) {
     ++totals.unreadable;
     return;
@@ -67,11 +75,16 @@ void inspect_segment(SegmentName name, const StoreFolder& folder, Totals& totals
 
 }  // namespace
 
-Result<std::string> inspect_store(const std::string& path) {
+Result<std::string> inspect_store(const std::string& path, const DeviceFactory& make_device) {
+  auto closed = make_device ? ClosedStore::open(path, make_device) : std::unique_ptr<ClosedStore>();
+  if (!closed) return closed.error();
   StoreFolder folder(path);
   if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
   if (Status status = folder.read_superblock(); !status) return status.error();
   if (Status status = folder.paths().load(folder.superblock().uuid); !status) return status.error();
+  if (*closed == nullptr) {
+    if (Status status = folder.check_device(nullptr); !status) return status.error();
+  }
   auto files = folder.segment_files();
   if (!files) return files.error();
   auto namespaces = folder.namespaces();
@@ -81,15 +94,15 @@ Result<std::string> inspect_store(const std::string& path) {
   Totals totals;
   std::array<std::uint64_t, kMaxPaths> on_path{};
   for (const auto& [name, file] : *files) {
-    inspect_segment(name, folder, totals);
-    totals.allocated += allocated(file);
+    inspect_segment(*closed ? (*closed)->header_table(name) : read_header_table(name, folder), folder, totals);
+    totals.allocated += allocated(file, closed->get());
     ++on_path[name.path];
   }
   for (std::uint32_t i = 0; i < kMaxPaths; ++i) {
     if (!folder.paths()[i].present) continue;
     auto stripes = folder.stripe_files(i);
     if (!stripes) return stripes.error();
-    for (const auto& [name, file] : *stripes) totals.allocated += allocated(file);
+    for (const auto& [name, file] : *stripes) totals.allocated += allocated(file, closed->get());
     on_path[i] += stripes->size();
   }
 

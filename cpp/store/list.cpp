@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/read_exactly.h"
+#include "store/closed_store.h"
 #include "store/files.h"
 #include "store/stripes.h"
 
@@ -82,6 +83,25 @@ Result<HeaderTable> look(int fd, const std::string& path, SegmentName name, cons
   return table;
 }
 
+// Calls `visit` for its objects; false: asked to stop. `again`: the header of a slot as it is now.
+bool list_table(const HeaderTable& table, const SegmentFacts& facts,
+                const std::function<Result<SlotHeader>(std::uint32_t)>& again,
+                const std::function<bool(const ObjectInfo&)>& visit) {
+  for (std::uint32_t slot = 0; slot < table.headers.size(); ++slot) {
+    SlotHeader header = table.headers[slot];
+    Belief belief = judge(header, slot, facts);
+    if (belief == Belief::kBad) {
+      const auto now = again(slot);
+      if (!now) continue;
+      header = *now;
+      belief = judge(header, slot, facts);
+    }
+    if (belief != Belief::kObject && belief != Belief::kQuarantined) continue;
+    if (!visit(object_info(header, table.name, belief == Belief::kQuarantined))) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Result<StoreFiles> store_files(const std::string& path) {
@@ -89,6 +109,7 @@ Result<StoreFiles> store_files(const std::string& path) {
   if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
   if (Status status = folder.read_superblock(); !status) return status.error();
   if (Status status = folder.paths().load(folder.superblock().uuid); !status) return status.error();
+  if (Status status = folder.check_device(nullptr); !status) return status.error();
   auto segments = folder.segment_files();
   if (!segments) return segments.error();
   std::vector<std::string> missing = folder.paths().missing();
@@ -130,22 +151,26 @@ Status list_store(const std::string& folder, const std::function<bool(const Obje
   auto files = store_files(folder);
   if (!files) return files.error();
   for (const auto& [name, path] : files->segments) {
-    auto table = read_header_table(name, files->folder);
+    const auto table = read_header_table(name, files->folder);
     if (!table) continue;
-    const SegmentFacts facts = table->facts(files->folder.superblock());
-    for (std::uint32_t slot = 0; slot < table->headers.size(); ++slot) {
-      const SlotHeader* header = &table->headers[slot];
-      Belief belief = judge(*header, slot, facts);
-      Result<SlotHeader> again = Error{Code::kNotFound, {}};
-      if (belief == Belief::kBad) {  // half of it may have been written when the table was read
-        again = read_header(*table, slot);
-        if (!again) continue;
-        header = &*again;
-        belief = judge(*header, slot, facts);
-      }
-      if (belief != Belief::kObject && belief != Belief::kQuarantined) continue;
-      if (!visit(object_info(*header, name, belief == Belief::kQuarantined))) return {};
-    }
+    // Half of one may have been written when the table was read.
+    const auto again = [&](std::uint32_t slot) { return read_header(*table, slot); };
+    if (!list_table(*table, table->facts(files->folder.superblock()), again, visit)) return {};
+  }
+  return {};
+}
+
+Status list_closed_store(const std::string& folder, const DeviceFactory& make_device,
+                         const std::function<bool(const ObjectInfo&)>& visit) {
+  auto store = ClosedStore::open(folder, make_device);
+  if (!store) return store.error();
+  const auto files = (*store)->folder().segment_files();
+  if (!files) return files.error();
+  for (const auto& [name, path] : *files) {
+    const auto table = (*store)->header_table(name);
+    if (!table) continue;
+    const auto again = [&](std::uint32_t slot) -> Result<SlotHeader> { return table->headers[slot]; };
+    if (!list_table(*table, table->facts((*store)->folder().superblock()), again, visit)) return {};
   }
   return {};
 }

@@ -61,5 +61,8 @@ Result<SlotHeader> read_header(const HeaderTable& table, std::uint32_t slot);
 // Calls `visit` for each object, by segment and slot, until it returns false. Segments that cannot be read are left
 // out.
 Status list_store(const std::string& folder, const std::function<bool(const ObjectInfo&)>& visit);
+// The same through a device; the store must be closed.
+Status list_closed_store(const std::string& folder, const DeviceFactory& make_device,
+                         const std::function<bool(const ObjectInfo&)>& visit);
 
 }  // namespace tardis

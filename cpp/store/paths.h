@@ -21,6 +21,7 @@ inline constexpr const char* kLockFile = "LOCK";
 inline constexpr const char* kSegmentsFolder = "segments";
 inline constexpr const char* kSegmentSuffix = ".seg";
 inline constexpr const char* kStripeSuffix = ".part";
+inline constexpr const char* kVolumeFile = "NVME";  // of a store whose segments are on a raw namespace
 
 struct StorePath {
   std::string folder;

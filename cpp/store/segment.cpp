@@ -117,7 +117,7 @@ Status Segment::create_members(Blame& blame) {
     files_.push_back(*file);
     const StripeHeader header = stripe_header(stripes_, i, store_, name());
     std::memcpy(block.data(), &header, sizeof header);
-    status = device_.preallocate(*file, stripes_.bytes_of(i));
+    status = device_.reserve(*file, stripes_.bytes_of(i), kTableBlockBytes);
     if (status) {
       status =
           transfer_bytes(device_, IoRequest::Op::kWrite, *file, 0, block.data(), kTableBlockBytes, path + ": writing");
@@ -182,7 +182,9 @@ Result<std::unique_ptr<Segment>> Segment::create(StripedDevice& device, LiveSegm
   }
   if (Status status = segment->open_own(/*create=*/true); !status) return status.error();
   std::rotate(files.begin(), files.end() - 1, files.end());
-  if (Status status = device.preallocate(files.front(), stripes ? stripes.bytes_of(0) : segment->bytes_); !status) {
+  const std::uint64_t bytes = stripes ? stripes.bytes_of(0) : segment->bytes_;
+  const std::uint64_t tables_end = segment->room_for(slot_class, unit).payload_offset;
+  if (Status status = device.reserve(files.front(), bytes, std::min(tables_end, bytes)); !status) {
     return status.error();
   }
   segment->adopt(slot_class, unit);

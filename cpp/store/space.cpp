@@ -92,9 +92,8 @@ std::array<std::uint64_t, kMaxPaths> Store::room_to_grow() const {
   std::array<std::uint64_t, kMaxPaths> room{};
   for (std::uint32_t path = 0; left > 0 && path < kMaxPaths; ++path) {
     if (!path_in_use(path)) continue;
-    const auto free = folder_.free_bytes(path);
-    if (!free || *free < options_.free_space_floor) continue;
-    room[path] = std::min(left, (*free - options_.free_space_floor) / segment_bytes) * segment_bytes;
+    const auto free = free_bytes(path);
+    if (free) room[path] = std::min(left, *free / segment_bytes) * segment_bytes;
   }
   return room;
 }
@@ -225,7 +224,16 @@ Result<bool> Store::grow(const ObjectGeometry& object, std::optional<std::uint32
   return true;
 }
 
+// What is not a file system has nobody else to leave room for.
+Result<std::uint64_t> Store::free_bytes(std::uint32_t path) const {
+  if (const auto room = device_->room()) return room->free;
+  const auto free = folder_.free_bytes(path);
+  if (!free) return free;
+  return *free - std::min(*free, options_.free_space_floor);
+}
+
 Status Store::check_room(std::uint32_t path, std::uint64_t bytes) {
+  if (has_own_room_) return {};  // such a device says so itself when it is asked for more
   const auto free = folder_.free_bytes(path);
   if (!free) return free.error();
   if (*free < bytes || *free - bytes < options_.free_space_floor) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <ctime>
 #include <numeric>
 #include <set>
@@ -62,17 +63,30 @@ Result<FreeSpace> free_space(const std::string& folder, const std::vector<std::s
   return free;
 }
 
-Status make_superblock(StoreFolder& folder, const StoreOptions& options, const PathReport& path) {
+Status check_capacity(std::uint64_t capacity, const BlockDevice& device) {
+  const auto room = device.room();
+  if (!room || capacity <= room->total) return {};
+  return Error{Code::kInvalidArgument, "capacity: expected at most " + std::to_string(room->total) +
+                                           " bytes, which is what fits (" + device.report().reason + "), found " +
+                                           std::to_string(capacity) + "; lower capacity, or leave it out"};
+}
+
+Status make_superblock(StoreFolder& folder, const StoreOptions& options, const BlockDevice& device) {
+  const PathReport& path = device.report();
   auto files = folder.segment_files();
   if (!files) return files.error();
   if (!files->empty()) {
     return Error{Code::kCorrupt, folder.path() + ": has " + std::to_string(files->size()) +
                                      " segment files but no tardis.store; restore that file, or empty the folder"};
   }
-  auto free = free_space(folder.path(), options.device.more_folders);
+  const auto room = device.room();
+  auto free = room ? FreeSpace{room->free, room->free} : free_space(folder.path(), options.device.more_folders);
   if (!free) return free.error();
   StoreSuperblock s{};
-  s.capacity_bytes = options.capacity_bytes != 0 ? options.capacity_bytes : std::min(100 * kGiB, free->sum / 2);
+  // Others use a file system too; what fits on a raw namespace is the store's.
+  s.capacity_bytes = room ? room->total : std::min(100 * kGiB, free->sum / 2);
+  if (options.capacity_bytes != 0) s.capacity_bytes = options.capacity_bytes;
+  if (Status status = check_capacity(s.capacity_bytes, device); !status) return status;
   s.segment_bytes = options.segment_bytes != 0 ? options.segment_bytes
                                                : auto_segment_bytes(s.capacity_bytes, options.object_bytes_hint);
   s.segment_bytes = round_up(s.segment_bytes, kTableBlockBytes);
@@ -87,10 +101,10 @@ Status make_superblock(StoreFolder& folder, const StoreOptions& options, const P
                      "; raise capacity or free space there"};
   }
   const std::uint64_t first_segment = s.segment_bytes + kMetadataBytes;
-  if (free->most < first_segment || free->most - first_segment < options.free_space_floor) {
+  const std::uint64_t floor = room ? 0 : options.free_space_floor;
+  if (free->most < first_segment || free->most - first_segment < floor) {
     return Error{Code::kNoSpace, folder.path() + ": " + human_bytes(free->most) + " free; a first segment of " +
-                                     human_bytes(s.segment_bytes) + " and free_space_floor " +
-                                     human_bytes(options.free_space_floor) +
+                                     human_bytes(s.segment_bytes) + " and free_space_floor " + human_bytes(floor) +
                                      " do not fit; free space, lower free_space_floor or choose another path"};
   }
   s.block_bytes = std::clamp<std::uint32_t>(std::max(path.logical_block, path.offset_align), 512, kTableBlockBytes);
@@ -101,7 +115,8 @@ Status make_superblock(StoreFolder& folder, const StoreOptions& options, const P
   return folder.write_superblock(s);
 }
 
-Status match_settings(StoreFolder& folder, const StoreOptions& options, const PathReport& path) {
+Status match_settings(StoreFolder& folder, const StoreOptions& options, const BlockDevice& device) {
+  const PathReport& path = device.report();
   StoreSuperblock s = folder.superblock();
   if (options.segment_bytes != 0 && round_up(options.segment_bytes, kTableBlockBytes) != s.segment_bytes) {
     return Error{Code::kInvalidArgument, "segment_size: the store at " + folder.path() + " has " +
@@ -126,6 +141,7 @@ Status match_settings(StoreFolder& folder, const StoreOptions& options, const Pa
                                                human_bytes(s.segment_bytes + kMetadataBytes) + "), found " +
                                                human_bytes(options.capacity_bytes)};
     }
+    if (Status status = check_capacity(options.capacity_bytes, device); !status) return status;
     s.capacity_bytes = options.capacity_bytes;
     return folder.write_superblock(s);
   }
@@ -142,9 +158,23 @@ std::uint32_t segments_of(const StoreSuperblock& s) {
       (s.capacity_bytes - kMetadataBytes - checkpoint_share(s)) / s.segment_bytes, kMaxSegments));
 }
 
+bool read_segment_superblock(BlockDevice& device, const std::string& path, SegmentSuperblock& superblock) {
+  if (!device.room()) {
+    const auto fd = open_regular_file(path);
+    return fd && ::pread(fd->get(), &superblock, sizeof superblock, 0) == static_cast<ssize_t>(sizeof superblock);
+  }
+  const auto file = device.open_file(path, /*create=*/false, /*writable=*/false);
+  if (!file) return false;
+  AlignedBuffer block(kTableBlockBytes);
+  const Status read = transfer_bytes(device, IoRequest::Op::kRead, *file, 0, block.data(), block.size(), path);
+  device.close_file(*file);
+  std::memcpy(&superblock, block.data(), sizeof superblock);
+  return static_cast<bool>(read);
+}
+
 // How many objects the index is made for: as many as the capacity holds of the size that was announced, or of the size
 // that the store has now.
-std::uint64_t expected_objects(const StoreFolder& folder, const StoreOptions& options) {
+std::uint64_t expected_objects(const StoreFolder& folder, const StoreOptions& options, BlockDevice& device) {
   constexpr std::uint64_t kAssumedObjectBytes = 64 * 1024;
   constexpr std::uint64_t kAtLeast = 64 * 1024;  // costs a megabyte
   const StoreSuperblock& s = folder.superblock();
@@ -156,21 +186,21 @@ std::uint64_t expected_objects(const StoreFolder& folder, const StoreOptions& op
   std::uint64_t slots = 0;
   for (const auto& [id, path] : *files) {
     SegmentSuperblock segment;
-    const auto fd = open_regular_file(path);
-    if (!fd || ::pread(fd->get(), &segment, sizeof segment, 0) != static_cast<ssize_t>(sizeof segment)) continue;
+    if (!read_segment_superblock(device, path, segment)) continue;
     if (sealed(segment) && segment.slots <= s.segment_bytes / kSlotAlign) slots += segment.slots;
   }
   return std::max(objects, slots * std::max<std::uint64_t>(1, s.capacity_bytes / s.segment_bytes) / files->size());
 }
 
 // The shared index: a new one for the first process, the others' for one that joins them. Under the setup lock.
-Result<LiveTable> open_table(const StoreFolder& folder, const StoreOptions& options, bool alone) {
+Result<LiveTable> open_table(const StoreFolder& folder, const StoreOptions& options, BlockDevice& device, bool alone) {
   auto identity = folder.live_identity();
   if (!identity) return identity.error();
   const auto create = [&] {
     const StoreSuperblock& s = folder.superblock();
-    return LiveTable::create(options.live_folder, *identity,
-                             {s.capacity_bytes, s.segment_bytes, segments_of(s), expected_objects(folder, options)});
+    return LiveTable::create(
+        options.live_folder, *identity,
+        {s.capacity_bytes, s.segment_bytes, segments_of(s), expected_objects(folder, options, device)});
   };
   auto table = alone ? create() : LiveTable::attach(options.live_folder, *identity);
   if (!table) return table;
@@ -223,15 +253,15 @@ Result<std::unique_ptr<Store>> Store::open(const std::string& path, const StoreO
   }
   auto device = make_device(path, options.device, folder.lock_fd());
   if (!device) return device.error();
-  const PathReport& report = (*device)->report();
-  if (Status status = fresh ? make_superblock(folder, options, report) : match_settings(folder, options, report);
+  if (Status status = folder.check_device(device->get()); !status) return status.error();
+  if (Status status = fresh ? make_superblock(folder, options, **device) : match_settings(folder, options, **device);
       !status) {
     return status.error();
   }
   if (fresh) {
     if (Status status = settle(); !status) return status.error();
   }
-  auto table = open_table(folder, options, alone);
+  auto table = open_table(folder, options, **device, alone);
   if (!table) return table.error();
   auto place = folder.lock_process();
   if (!place) return place.error();
@@ -261,6 +291,7 @@ Store::Store(Passkey, StoreFolder folder, const StoreOptions& options, std::uniq
       options_(options),
       device_(std::move(device)),
       path_report_(device_->report()),
+      has_own_room_(device_->room().has_value()),
       table_(std::move(table)),
       self_(self),
       // One reuse is worth as many touches as a quarter of the store holds objects.
@@ -528,7 +559,8 @@ void Store::stats(tardis_stats& out) {
   }
 }
 
-void Store::write_paths(JsonWriter& json) const {
+void Store::write_paths(JsonWriter& json) {
+  const Call call(*this);  // the store may be closed
   std::array<std::uint64_t, kMaxPaths> segments{};
   for_each_segment([&](std::uint32_t id, SegmentState) {
     const std::uint32_t all = live(id).all_paths.load();
@@ -538,7 +570,7 @@ void Store::write_paths(JsonWriter& json) const {
   for (std::uint32_t path = 0; path < kMaxPaths; ++path) {
     const StorePath& own = folder_.paths()[path];
     if (own.flags == 0) continue;
-    const auto free = folder_.free_bytes(path);
+    const auto free = !has_own_room_ ? folder_.free_bytes(path) : call ? free_bytes(path) : std::uint64_t{0};
     const std::lock_guard lock(problems_mutex_);
     json.begin_object();
     json.field("path", own.folder);
@@ -551,7 +583,7 @@ void Store::write_paths(JsonWriter& json) const {
   json.end_array();
 }
 
-std::string Store::path_report_json() const {
+std::string Store::path_report_json() {
   JsonWriter json;
   json.begin_object();
   json.field("path", folder_.path());

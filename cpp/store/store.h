@@ -73,8 +73,7 @@ class Store {
  public:
   // See tardis.h for what each function promises.
   // `make_device`: the engine to use; tests put one that fails between the store and the files.
-  using DeviceFactory = std::function<Result<std::unique_ptr<BlockDevice>>(
-      const std::string& folder, const BlockDeviceOptions& options, int keep_open_fd)>;
+  using DeviceFactory = tardis::DeviceFactory;
   static Result<std::unique_ptr<Store>> open(const std::string& folder, const StoreOptions& options, bool create,
                                              const DeviceFactory& make_device = open_block_device);
   Store(Passkey, StoreFolder folder, const StoreOptions& options, std::unique_ptr<StripedDevice> device,
@@ -111,7 +110,7 @@ class Store {
   Status close();
 
   void stats(tardis_stats& out);
-  std::string path_report_json() const;
+  std::string path_report_json();
 
  private:
   struct Counters;
@@ -238,7 +237,7 @@ class Store {
   void forget_path(std::uint32_t path);
   Status forbid_return();
   Status join_paths(bool alone);
-  void write_paths(JsonWriter& json) const;
+  void write_paths(JsonWriter& json);
   // space.cpp
   // `failure`: why fewer than asked were found, or why the store could not grow.
   Reservation reserve(const ObjectGeometry& object, std::size_t need, std::optional<Error>& failure);
@@ -253,6 +252,7 @@ class Store {
   Status create_segment(std::uint32_t id, std::span<const std::uint32_t> paths, const ObjectGeometry& object,
                         std::uint32_t& to_blame);
   Status check_room(std::uint32_t path, std::uint64_t bytes);
+  Result<std::uint64_t> free_bytes(std::uint32_t path) const;  // for segments, beyond the floor
   Result<std::uint32_t> take_number(std::uint32_t path);
   std::array<std::uint64_t, kMaxPaths> room_to_grow() const;
   std::size_t evict(SlotClass slot_class, std::size_t need);
@@ -314,6 +314,7 @@ class Store {
   StoreOptions options_;
   std::unique_ptr<StripedDevice> device_;
   PathReport path_report_;
+  const bool has_own_room_;         // the device, and no file system
   std::vector<std::string> notes_;  // what recovery found, in readable lines; fixed after open()
 
   LiveTable table_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "store/closed_store.h"
 #include "store/digest.h"
 #include "store/folder.h"
 #include "store/scan.h"
@@ -196,21 +197,13 @@ Status Verification::repair() {
 
 }  // namespace
 
-Result<VerifyResult> verify_store(const std::string& path, bool repair, const Progress& progress) {
-  StoreFolder folder(path);
-  if (!folder.has_superblock()) return Error{Code::kNotFound, path + ": no tardis store here"};
-  if (Status status = folder.lock_alone(); !status) return status.error();
-  if (Status status = folder.read_superblock(); !status) return status.error();
-  StorePaths& paths = folder.paths();
-  if (Status status = paths.load(folder.superblock().uuid); !status) return status.error();
-  if (Status status = paths.lock_alone(); !status) return status.error();
-  BlockDeviceOptions options;
-  options.more_folders = paths.more_present();
-  auto device = open_block_device(path, options, folder.lock_fd());
-  if (!device) return device.error();
-  StripedDevice striped(std::move(*device));
-  Verification verification(folder, striped);
-  for (const std::string& missing : paths.missing()) verification.problem("not verified: " + missing);
+Result<VerifyResult> verify_store(const std::string& path, bool repair, const Progress& progress,
+                                  const DeviceFactory& make_device) {
+  auto store = ClosedStore::open(path, make_device);
+  if (!store) return store.error();
+  Verification verification((*store)->folder(), (*store)->device());
+  for (const std::string& missing : (*store)->folder().paths().missing())
+    verification.problem("not verified: " + missing);
   if (Status status = verification.scan(); !status) return status.error();
   if (Status status = verification.read_payloads(progress); !status) return status.error();
   if (repair) {

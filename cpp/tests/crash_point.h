@@ -47,7 +47,7 @@ class CrashPoint {
       case Event::Kind::kDamage:
         ++epoch_;
         if (event.offset / 8 < durable_.segments[event.file].bytes()) {
-          RecordedDrive::flip(durable_.segments[event.file], event.offset);
+          flip_bit_of(durable_.segments[event.file], event.offset);
         }
         break;
       case Event::Kind::kText:
@@ -105,6 +105,9 @@ class CrashPoint {
           state.image.texts[path] = choose_text(file, style, lock ? other : random, lock ? none : state.signature);
         }
       }
+    }
+    if (durable_.segments.contains(kRawNamespace)) {
+      state.image.raw = choose_segment(kRawNamespace, style, percent, odd, number, kept, random, state.signature);
     }
     state.told += std::string(kStyleNames[static_cast<std::size_t>(style)]) + ", " + std::to_string(kept) + " of " +
                   std::to_string(writes_in_all()) + " writes";

@@ -41,8 +41,10 @@ inline StoreOptions options_of(const Workload& workload, const std::string& fold
 // One life of a store, from opening it; what it promises stands in the log.
 class Session {
  public:
-  Session(RecordedDrive& drive, const Workload& workload, PageBytes& bytes, Oracle first, std::mt19937_64& random)
+  Session(RecordedDrive& drive, DeviceFactory device, const Workload& workload, PageBytes& bytes, Oracle first,
+          std::mt19937_64& random)
       : drive_(drive),
+        device_(std::move(device)),
         workload_(workload),
         bytes_(bytes),
         log_(std::move(first)),
@@ -92,8 +94,7 @@ class Session {
   };
 
   void open(std::size_t number) {
-    users_[number].pages =
-        OpenPages::open(drive_.folder(), options_of(workload_, drive_.folder()), recorded(drive_), bytes_);
+    users_[number].pages = OpenPages::open(drive_.folder(), options_of(workload_, drive_.folder()), device_, bytes_);
     if (users_[number].pages != nullptr) users_[number].pages->check(log_.now());
   }
   OpenPages& pages() { return *user_->pages; }
@@ -281,6 +282,7 @@ class Session {
   }
 
   RecordedDrive& drive_;
+  const DeviceFactory device_;
   const Workload& workload_;
   PageBytes& bytes_;
   OracleLog log_;

@@ -13,81 +13,33 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "block/block_device.h"
+#include "block_file.h"
 #include "observed_calls.h"
 #include "store/store.h"
 
 namespace tardis::testing {
 
-inline constexpr std::uint64_t kSector = 512;  // what a drive writes whole or not at all
-
-// The contents of one file, in blocks that copies share.
-class BlockFile {
- public:
-  std::uint64_t bytes() const { return bytes_; }
-  void resize(std::uint64_t bytes) {
-    bytes_ = bytes;
-    blocks_.resize((bytes + kBlock - 1) / kBlock);
-  }
-  void read(std::uint64_t at, void* out, std::uint64_t bytes) const {
-    auto* to = static_cast<std::byte*>(out);
-    for_blocks(at, bytes, [&](std::uint64_t block, std::uint64_t from, std::uint64_t n) {
-      if (blocks_[block] == nullptr) {
-        std::memset(to, 0, n);
-      } else {
-        std::memcpy(to, blocks_[block]->data() + from, n);
-      }
-      to += n;
-    });
-  }
-  void write(std::uint64_t at, const void* data, std::uint64_t bytes) {
-    const auto* source = static_cast<const std::byte*>(data);
-    for_blocks(at, bytes, [&](std::uint64_t block, std::uint64_t from, std::uint64_t n) {
-      std::shared_ptr<Block>& own = blocks_[block];
-      if (own == nullptr) {
-        own = std::make_shared<Block>();
-        own->fill(std::byte{0});
-      } else if (own.use_count() > 1) {
-        own = std::make_shared<Block>(*own);
-      }
-      std::memcpy(own->data() + from, source, n);
-      source += n;
-    });
-  }
-
- private:
-  static constexpr std::uint64_t kBlock = 4096;
-  using Block = std::array<std::byte, kBlock>;
-
-  template <class Visit>
-  static void for_blocks(std::uint64_t at, std::uint64_t bytes, Visit visit) {
-    while (bytes > 0) {
-      const std::uint64_t from = at % kBlock, n = std::min(kBlock - from, bytes);
-      visit(at / kBlock, from, n);
-      at += n;
-      bytes -= n;
-    }
-  }
-
-  std::uint64_t bytes_ = 0;
-  std::vector<std::shared_ptr<Block>> blocks_;
-};
-
 // A store's folder at one moment, by path below it: what a drive holds after a power cut.
 struct FolderImage {
   std::map<std::string, BlockFile> segments;
+  std::optional<BlockFile> raw;  // a raw namespace, which has the bytes of all segments; they are but names then
   std::map<std::string, std::string> texts;  // superblock, namespaces, checkpoint
 };
+
+inline constexpr ino_t kRawNamespace = 0;  // as a file of a drive; no file has this number
 
 // "more": the further folder of a store that has one.
 inline constexpr std::array<const char*, 5> kStoreFolders = {"", "segments", "namespaces", "more", "more/segments"};
@@ -134,6 +86,7 @@ class RecordedDrive : public CallObserver {
       std::ofstream(folder_ + "/" + path).flush();
       now_.segments[inode(path)] = file;
     }
+    if (image.raw) now_.segments[kRawNamespace] = *image.raw;
     for (const auto& [path, text] : image.texts) {
       std::ofstream(folder_ + "/" + path, std::ios::binary)
           .write(text.data(), static_cast<std::streamsize>(text.size()));
@@ -184,21 +137,21 @@ class RecordedDrive : public CallObserver {
     }
   }
 
+  // Where the segments are on the raw namespace, by their paths below the folder.
+  using Ranges = std::map<std::string, std::pair<std::uint64_t, std::uint64_t>>;  // offset, bytes
+  void find_ranges_with(std::function<Ranges(const BlockFile&)> find) { find_ranges_ = std::move(find); }
+
   // From now on the drive says that it has flushed and has not: what a check must notice.
   void lie() { lying_ = true; }
 
   // Flips one bit of a segment, behind the back of the store.
   void damage(const std::string& segment, std::uint64_t bit) {
     const std::lock_guard lock(mutex_);
-    const ino_t file = inode(segment);
-    flip(now_.segments[file], bit);
+    const bool raw = now_.segments.contains(kRawNamespace);
+    const ino_t file = raw ? kRawNamespace : inode(segment);
+    if (raw) bit += find_ranges_(now_.segments[kRawNamespace]).at(segment).first * 8;
+    flip_bit_of(now_.segments[file], bit);
     record({.kind = Event::Kind::kDamage, .file = file, .offset = bit});
-  }
-  static void flip(BlockFile& file, std::uint64_t bit) {
-    std::uint8_t byte = 0;
-    file.read(bit / 8, &byte, 1);
-    byte = static_cast<std::uint8_t>(byte ^ 1u << bit % 8);
-    file.write(bit / 8, &byte, 1);
   }
 
   // ---- for the device
@@ -228,18 +181,17 @@ class RecordedDrive : public CallObserver {
     observe();
     if (!lying_) record({.kind = Event::Kind::kFlush, .file = file});
   }
-  int transfer(const IoRequest& request, ino_t file) {
+  int transfer(bool read, std::uint64_t at, std::span<const iovec> memory, ino_t file) {
     const std::lock_guard lock(mutex_);
     BlockFile& segment = now_.segments[file];
     std::uint64_t bytes = 0;
-    for (const iovec& piece : request.memory) bytes += piece.iov_len;
-    if (request.offset + bytes > segment.bytes()) {
+    for (const iovec& piece : memory) bytes += piece.iov_len;
+    if (at + bytes > segment.bytes()) {
       // A write would make a real file longer; the store reserves its segments first and never relies on that.
-      return request.op == IoRequest::Op::kRead ? ENODATA : EFBIG;
+      return read ? ENODATA : EFBIG;
     }
-    std::uint64_t at = request.offset;
-    if (request.op == IoRequest::Op::kRead) {
-      for (const iovec& piece : request.memory) {
+    if (read) {
+      for (const iovec& piece : memory) {
         segment.read(at, piece.iov_base, piece.iov_len);
         at += piece.iov_len;
       }
@@ -249,7 +201,7 @@ class RecordedDrive : public CallObserver {
     observe();
     std::string data;
     data.reserve(bytes);
-    for (const iovec& piece : request.memory) data.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+    for (const iovec& piece : memory) data.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
     segment.write(at, data.data(), data.size());
     record({.kind = Event::Kind::kWrite, .file = file, .offset = at, .data = std::move(data)});
     return 0;
@@ -259,9 +211,16 @@ class RecordedDrive : public CallObserver {
   std::map<std::string, BlockFile> segments() {
     const std::lock_guard lock(mutex_);
     std::map<std::string, BlockFile> result;
+    const auto raw = now_.segments.find(kRawNamespace);
+    const Ranges ranges = raw != now_.segments.end() ? find_ranges_(raw->second) : Ranges();
     for (const std::string folder : kStoreFolders) {
       if (!holds_segments(folder)) continue;
-      for (const auto& [name, file] : list(folder)) result[folder + "/" + name] = now_.segments[file];
+      for (const auto& [name, file] : list(folder)) {
+        const std::string path = folder + "/" + name;
+        const auto range = ranges.find(path);
+        result[path] =
+            range == ranges.end() ? now_.segments[file] : raw->second.slice(range->second.first, range->second.second);
+      }
     }
     return result;
   }
@@ -279,6 +238,7 @@ class RecordedDrive : public CallObserver {
       return first_.names[folder][name] = known != now_.names[folder].end() ? known->second : gone++;
     };
     for (const auto& [path, file] : durable.segments) first_.segments[adopt(path)] = file;
+    if (durable.raw) first_.segments[kRawNamespace] = *durable.raw;
     for (const auto& [path, text] : durable.texts) first_.texts[adopt(path)] = text;
     for (const auto& [folder, names] : now_.names) {
       if (first_.names[folder] != names) record({.kind = Event::Kind::kNames, .folder = folder, .names = names});
@@ -374,6 +334,7 @@ class RecordedDrive : public CallObserver {
 
   const std::string folder_;
   std::mutex mutex_;
+  std::function<Ranges(const BlockFile&)> find_ranges_;
   bool recording_ = false, lying_ = false;
   Drive first_, now_;
   std::vector<Event> events_;
@@ -406,7 +367,8 @@ class RecordingDevice : public BlockDevice {
   Result<std::uint64_t> file_bytes(FileId file) override { return drive_.segment_bytes(inode(file)); }
   void run(std::span<IoRequest> requests, const Completion& on_complete) override {
     for (IoRequest& request : requests) {
-      request.error = drive_.transfer(request, inode(request.file));
+      const bool read = request.op == IoRequest::Op::kRead;
+      request.error = drive_.transfer(read, request.offset, request.memory, inode(request.file));
       if (on_complete) on_complete(request);
     }
   }

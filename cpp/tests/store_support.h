@@ -244,6 +244,7 @@ class WrappedDevice : public BlockDevice {
   }
   void close_file(FileId file) override { inner_->close_file(file); }
   Status preallocate(FileId file, std::uint64_t bytes) override { return inner_->preallocate(file, bytes); }
+  std::optional<Room> room() const override { return inner_->room(); }
   Result<std::uint64_t> file_bytes(FileId file) override { return inner_->file_bytes(file); }
   void run(std::span<IoRequest> requests, const Completion& on_complete) override {
     inner_->run(requests, on_complete);
