@@ -48,6 +48,8 @@ Status check_capabilities(Capabilities capabilities) {
 
 Result<ControllerInfo> read_controller(const IdentifyController& data, Capabilities capabilities, std::uint32_t version,
                                        std::span<const Quirk> quirks) {
+  // As well as before bring-up: registers that change are not to be believed.
+  if (auto fits = check_capabilities(capabilities); !fits) return fits.error();
   ControllerInfo info;
   info.vendor = data.vendor;
   info.serial = text_of(data.serial);

@@ -54,7 +54,7 @@ void DmaMemory::reset() {
   if (buffer_.data() == nullptr) return;
   if (!revoke()) {
     // The controller may write there as long as this process lives.
-    new AlignedBuffer(std::move(buffer_));
+    (void)std::make_unique<AlignedBuffer>(std::move(buffer_)).release();
     mapper_ = nullptr;
   }
   buffer_ = {};

@@ -51,12 +51,6 @@ void NvmeNamespace::run_durably(std::span<NamespaceRequest> requests, const Comp
 }
 
 Status NvmeNamespace::flush() {
-  const auto lost = [this] {
-    return errno_error(EIO, name_ +
-                                ": the controller failed or lost power with data in its volatile cache; what was "
-                                "written since the last flush may be lost: open the store anew");
-  };
-  if (driver_->cache_lost()) return lost();
   if (driver_->state() != DriverState::kLive) return errno_error(driver_->closed_error(), name_ + ": flush");
   // Without a volatile cache what has completed is durable.
   if (!driver_->controller().volatile_cache) return {};
@@ -65,8 +59,12 @@ Status NvmeNamespace::flush() {
     const Driver::QueueLease queue(*driver_);
     error = IoRun(*driver_, *queue, space_, limits_).flush();
   }
-  // What was lost meanwhile, this flush did not make durable.
-  if (driver_->cache_lost()) return lost();
+  // After the command: what was lost meanwhile, it did not make durable.
+  if (driver_->cache_lost()) {
+    return errno_error(EIO, name_ +
+                                ": the controller failed or lost power with data in its volatile cache; what was "
+                                "written since the last flush may be lost: open the store anew");
+  }
   if (error != 0) return errno_error(error, name_ + ": flush");
   return {};
 }

@@ -25,7 +25,6 @@ RigOptions closed_rig() {
   RigOptions options;
   options.open = false;
   options.driver.queues = 1;
-  options.driver.admin_timeout_ms = 100;
   options.soft.timeout_ms = 500;
   return options;
 }
@@ -117,6 +116,9 @@ TEST(NvmeDriver, EveryStepOfTheBringUpMayFail) {
       rule.queue = 0;
       rule.skip = step;
       rig.faults->add(rule);
+      // A machine that is loaded must not make another error of it.
+      const std::uint32_t patience = rig.driver_options.admin_timeout_ms;
+      if (wrong.kind == FaultKind::kLostCompletion) rig.driver_options.admin_timeout_ms = 100;
       const std::uint64_t start = monotonic_ns();
       auto opened = Driver::open(rig.controller->window(), *rig.space, rig.driver_options);
       ASSERT_FALSE(opened) << "fault " << int(wrong.kind) << " at " << step;
@@ -125,6 +127,7 @@ TEST(NvmeDriver, EveryStepOfTheBringUpMayFail) {
       EXPECT_EQ(rig.space->mapped_ranges(), 0u);
       EXPECT_EQ(rig.faults->injected(wrong.kind), 1u);
       if (wrong.os_error == ENODEV) rig.controller->insert();
+      rig.driver_options.admin_timeout_ms = patience;
       ASSERT_TRUE(rig.open());
     }
   }

@@ -50,6 +50,14 @@ Result<ControllerInfo> read(const IdentifyController& data, std::span<const Quir
   return read_controller(data, kCapabilities, 0x20000, quirks);
 }
 
+TEST(NvmeDriverIdentify, CapabilitiesThatChangedSinceBringUpAreRefused) {
+  const auto data = good_controller();
+  ASSERT_TRUE(read(*data));
+  for (const Capabilities changed : {Capabilities::of(1, 500, 0, 12, 16), Capabilities::of(1024, 500, 0, 13, 16)}) {
+    EXPECT_FALSE(read_controller(*data, changed, 0x20000, {}));
+  }
+}
+
 TEST(NvmeDriverIdentify, ControllerIsRead) {
   auto data = good_controller();
   data->volatile_cache = 1;

@@ -67,8 +67,10 @@ struct Rig {
     EXPECT_EQ(space->mapped_ranges(), 0u) << "the driver left memory mapped";
   }
 
-  bool open() {
+  // Several attempts where the options leave no time for a machine that is loaded.
+  bool open(int attempts = 1) {
     auto opened = Driver::open(controller->window(), *space, driver_options);
+    while (!opened && --attempts > 0) opened = Driver::open(controller->window(), *space, driver_options);
     EXPECT_TRUE(opened) << (opened ? "" : opened.error().message);
     if (!opened) return false;
     driver = std::shared_ptr<Driver>(std::move(*opened));

@@ -10,7 +10,6 @@ namespace tardis::nvme::testing {
 
 using tardis::testing::TempFolder;
 
-
 inline DeviceFactory on(std::shared_ptr<RawNamespace> device, NvmeDeviceOptions options = {}) {
   return [device = std::move(device), options](const std::string& folder, const BlockDeviceOptions&, int) {
     return NvmeDevice::open(device, folder, options);

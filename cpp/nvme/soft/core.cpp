@@ -101,16 +101,14 @@ void SoftController::Core::power_on() {
   halted_.store(false, std::memory_order_release);
 }
 
-void SoftController::Core::set_status(std::uint32_t clear, std::uint32_t set) {
+void SoftController::Core::set_status(std::uint32_t clear, std::uint32_t set, std::optional<bool> halted) {
   const std::lock_guard lock(status_mutex_);
   if (registers_->gone()) return;
+  if (halted) halted_.store(*halted, std::memory_order_release);
   registers_->set(kRegCsts, (registers_->get(kRegCsts) & ~clear) | set);
 }
 
-void SoftController::Core::fail() {
-  halted_.store(true, std::memory_order_release);
-  set_status(0, kCstsFatal);
-}
+void SoftController::Core::fail() { set_status(0, kCstsFatal, true); }
 
 void SoftController::Core::remove(bool reads_as_zero) {
   const std::lock_guard lock(status_mutex_);
@@ -234,8 +232,7 @@ void SoftController::Core::end_reset() {
   admin_.reset();
   enable_cache(has_cache_);
   state_ = State::kDisabled;
-  halted_.store(false, std::memory_order_release);
-  set_status(~0u, 0);
+  set_status(~0u, 0, false);
 }
 
 void SoftController::Core::shut_down(bool normal) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -89,7 +90,7 @@ class SoftController::Core {
   std::string admin_queue_problem(std::uint32_t cc);
   void begin_reset();
   void end_reset();
-  void set_status(std::uint32_t clear, std::uint32_t set);
+  void set_status(std::uint32_t clear, std::uint32_t set, std::optional<bool> halted = std::nullopt);
   void shut_down(bool normal);
   bool drained();
 

@@ -57,7 +57,7 @@ struct SoftControllerOptions {
   // While asleep they look for doorbells that nobody told them of: after an eighth of the time that they have been
   // idle, within these bounds.
   std::chrono::microseconds least_sleep{50}, most_sleep{4000};
-  std::uint32_t medium_threads = 4;  // for each medium that waits for a drive
+  std::uint32_t medium_threads = 8;  // for each medium that waits for a drive
   std::uint32_t medium_batch = 64;   // requests that one of them takes at a time
 
   // The register page, zeroed and page-aligned, of register_bytes() at least, e.g. pinned; none: the controller's own.
