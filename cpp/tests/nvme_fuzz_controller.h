@@ -163,6 +163,7 @@ class ControllerTarget final : public Target {
       options.sgl_longer_than_data = (head.sgl_rules & 2) != 0;
       options.sgl_blocks = head.sgl_blocks % 8;
       options.mdts = head.mdts % 6;
+      options.async_event_limit = kPendingEvents - 1;
       options.doorbell_stride = head.stride % 3;
       options.timeout_ms = 500;
       options.spin = std::chrono::microseconds(0);  // there may be one processor for all threads
@@ -350,6 +351,13 @@ class ControllerTarget final : public Target {
                        "a wrong answer after a reset");
     }
 
+    // Requests for events have ids of their own, since they need not be answered soon.
+    static constexpr std::uint16_t kFirstEventId = 0x5000;
+    static constexpr std::uint8_t kPendingEvents = 4;  // more of them are answered with an error
+    static bool is_event(std::uint16_t queue, std::uint16_t id) {
+      return queue == 0 && id / 256 == kFirstEventId / 256;
+    }
+
     bool names_rings(std::uint64_t word) const {
       const auto region = memory_.region_of(word);
       return region && *region < HostileMemory::kData;
@@ -366,10 +374,16 @@ class ControllerTarget final : public Target {
       if (id == 0 && (entry.opcode <= 1 || entry.opcode == 4 || entry.opcode == 5)) lawful_ = false;
       const bool event = id == 0 && entry.opcode == static_cast<std::uint8_t>(AdminOpcode::kAsyncEvent);
       for (std::uint32_t i = 0; i < count; ++i) {
-        queues_[id]->put(entry);
-        ++submitted_[{id, entry.command_id}];
-        ++(event ? events_ : waited_for_);
-        ++entry.command_id;
+        SubmissionEntry one = entry;
+        one.command_id = static_cast<std::uint16_t>(entry.command_id + i);
+        if (event) {
+          one.command_id = static_cast<std::uint16_t>(kFirstEventId + events_++ % 256);
+        } else {
+          if (is_event(id, one.command_id)) one.command_id ^= 256;
+          ++waited_for_;
+        }
+        queues_[id]->put(one);
+        ++submitted_[{id, one.command_id}];
       }
       opcode_ = entry.opcode < 16 ? entry.opcode : 16;
       queues_[id]->ring();
@@ -391,7 +405,7 @@ class ControllerTarget final : public Target {
         }
         if (some) last = now;
         if (lawful_) {
-          if (answered_ >= waited_for_) return;
+          if (answered_ >= waited_for_ && events_ - answered_events_ <= kPendingEvents) return;
           findings_.expect(now - start < kPatienceNs, "a command of a lawful client is not answered");
         } else if (now - last > kQuietNs || now - start > 100 * kQuietNs) {
           return;
@@ -404,7 +418,7 @@ class ControllerTarget final : public Target {
     void completed(const HostileQueue& queue, const CompletionEntry& entry) {
       findings_.note("status", CommandStatus::of(entry).code_and_type(), opcode_ * 2 + (queue.id() == 0 ? 0 : 1));
       if (!lawful_) return;
-      ++answered_;
+      ++(is_event(entry.sq_id, entry.command_id) ? answered_events_ : answered_);
       findings_.expect(entry.sq_id == queue.id(), "a completion names another queue");
       auto known = submitted_.find({entry.sq_id, entry.command_id});
       findings_.expect(known != submitted_.end() && known->second > 0,
@@ -447,7 +461,7 @@ class ControllerTarget final : public Target {
     bool faulty_ = false;
     bool lawful_ = true;  // the client has kept the rules of queues, and the controller breaks none on purpose
     std::map<std::pair<std::uint16_t, std::uint16_t>, std::uint32_t> submitted_;
-    std::uint64_t waited_for_ = 0, events_ = 0, answered_ = 0;
+    std::uint64_t waited_for_ = 0, answered_ = 0, events_ = 0, answered_events_ = 0;
     std::uint64_t opcode_ = 0;
   };
 };
