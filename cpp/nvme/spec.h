@@ -207,6 +207,8 @@ struct CommandStatus {
   }
 };
 
+inline constexpr std::uint16_t kDoNotRetry = 1u << 14;  // DNR, of CommandStatus::raw
+
 // SCT << 8 | SC
 enum Sc : std::uint16_t {
   kScSuccess = 0x000,
@@ -236,6 +238,7 @@ enum Sc : std::uint16_t {
   kScAbortLimit = 0x103,
   kScAsyncEventLimit = 0x105,
   kScInvalidVector = 0x108,
+  kScInvalidLogPage = 0x109,
   kScInvalidQueueDeletion = 0x10c,
   kScWriteFault = 0x280,
   kScUnrecoveredRead = 0x281,
@@ -250,6 +253,13 @@ inline constexpr std::uint32_t kQueueContiguous = 1u << 0, kQueueInterrupts = 1u
 
 // ---- features (5.1.25)
 enum FeatureId : std::uint8_t { kFeatureVolatileCache = 0x06, kFeatureQueues = 0x07, kFeatureAsyncEvents = 0x0b };
+
+// ---- log pages (5.1.12): CDW10
+enum LogPage : std::uint8_t { kLogErrors = 0x01, kLogHealth = 0x02, kLogFirmware = 0x03 };
+inline constexpr std::uint32_t kRetainEvent = 1u << 15;  // RAE: reading the page does not clear its event
+
+// ---- asynchronous events (5.1.2.1): DW0 of the completion: type 2:0, information 15:8, log page 23:16
+enum AsyncEvent : std::uint32_t { kEventNoSuchDoorbell = 0x010000, kEventDoorbellValue = 0x010100 };
 
 // ---- Identify (5.1.13)
 enum IdentifyCns : std::uint8_t { kCnsNamespace = 0x00, kCnsController = 0x01, kCnsActiveNamespaces = 0x02 };

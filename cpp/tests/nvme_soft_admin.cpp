@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "nvme_soft_client.h"
@@ -205,7 +206,8 @@ TEST(NvmeSoftAdmin, QueuesAreCreatedAndDeletedByTheRules) {
   EXPECT_EQ(create_cq(1, 10, 1, 0x10000), kScDataTransferError);
   EXPECT_EQ(client.kinds(), "DMA address");
   EXPECT_EQ(create_sq(1, 10, 1 << 16 | 1, sq), kScInvalidCq);
-  EXPECT_EQ(create_sq(1, 10, 0 << 16 | 1, sq), kScInvalidCq);
+  EXPECT_EQ(create_sq(1, 10, 0 << 16 | 1, sq), kScInvalidQueueId);  // the admin completion queue
+  EXPECT_EQ(create_sq(1, 10, 5 << 16 | 1, sq), kScInvalidQueueId);
   EXPECT_EQ(create_cq(1, 100, 1, cq), 0);
   EXPECT_EQ(create_cq(1, 100, 1, cq), kScInvalidQueueId);
   EXPECT_EQ(create_sq(0, 10, 1 << 16 | 1, sq), kScInvalidQueueId);
@@ -300,7 +302,7 @@ TEST(NvmeSoftAdmin, AsynchronousEventsAreHeldCompletedAndAborted) {
   EXPECT_EQ(done->result & 1, 0u);
   EXPECT_EQ(admin.status(admin_command(AdminOpcode::kAbort, 77u << 16), &result), 0);
   EXPECT_EQ(result & 1, 1u);
-  EXPECT_EQ(admin.status(admin_command(AdminOpcode::kGetLogPage, 0x70, 0, page.address())), 0x109);
+  EXPECT_EQ(admin.status(admin_command(AdminOpcode::kGetLogPage, 0x70, 0, page.address())), kScInvalidLogPage);
 }
 
 TEST(NvmeSoftAdmin, ShutsDownAndFlushes) {
@@ -367,6 +369,104 @@ TEST(NvmeSoftAdmin, RefusesWrongOptions) {
   EXPECT_NE(message([](Options& o) { o.threads = 0; }), "");
   EXPECT_NE(message([](Options& o) { o.registers = reinterpret_cast<void*>(4097); }), "");
   EXPECT_NE(message([](Options& o) { o.mdts = 31; }), "");
+}
+
+// A client that sets CC.EN again too early has its reset first: nothing of before is left when it is served.
+TEST(NvmeSoftAdmin, AResetUnderWayIsNotGivenUp) {
+  SoftControllerOptions options = memory_options();
+  options.ready_delay = std::chrono::milliseconds(200);  // so that CSTS.RDY is seen to be 0
+  HandClient client(std::move(options));
+  ASSERT_TRUE(client.enable());
+  ASSERT_EQ(client.admin().status(admin_command(AdminOpcode::kSetFeatures, kFeatureQueues, 1 | 1 << 16)), 0);
+  const auto queue = client.queue(1, 16);
+  client.controller().hold_ready(true);
+  client.window().write32(kRegCc, kUsualCc & ~kCcEnable);
+  const std::uint64_t end = monotonic_ns() + kPatienceNs;
+  while (client.controller().counters().resets == 0 && monotonic_ns() < end) std::this_thread::yield();
+  client.admin().restart();
+  client.window().write32(kRegCc, kUsualCc);
+  client.controller().hold_ready(false);
+  ASSERT_TRUE(client.wait_status(kCstsReady, 0));
+  ASSERT_TRUE(client.wait_status(kCstsReady, kCstsReady));
+  std::uint32_t result = 0;
+  EXPECT_EQ(client.admin().status(admin_command(AdminOpcode::kGetFeatures, kFeatureQueues), &result), 0);
+  EXPECT_EQ(result, 15u | 15u << 16);
+  queue->ring(5);
+  EXPECT_EQ(client.kinds(), "register, doorbell range");
+}
+
+// Nor is one that was never seen to be asked for.
+TEST(NvmeSoftAdmin, CcEnClearedForAMomentIsAReset) {
+  SoftControllerOptions options = memory_options();
+  options.ready_delay = std::chrono::milliseconds(100);
+  HandClient client(std::move(options));
+  ASSERT_TRUE(client.enable());
+  for (int round = 0; round < 3; ++round) {
+    client.admin().restart();
+    client.window().write32(kRegCc, kUsualCc & ~kCcEnable);
+    client.window().write32(kRegCc, kUsualCc);
+    ASSERT_TRUE(client.wait_status(kCstsReady, 0));
+    ASSERT_TRUE(client.wait_status(kCstsReady, kCstsReady));
+    EXPECT_EQ(client.admin().status(admin_command(AdminOpcode::kGetFeatures, kFeatureQueues)), 0);
+    EXPECT_EQ(client.kinds(), "register");
+  }
+}
+
+TEST(NvmeSoftAdmin, AnEventSaysWhatWasWrongWithTheDoorbell) {
+  HandClient client;
+  ASSERT_TRUE(client.enable());
+  const auto queue = client.queue(1, 8);
+  HandQueue& admin = client.admin();
+  SharedMemory page(client.space(), 4096);
+  const auto event_of = [&](std::uint32_t doorbell) -> std::uint32_t {
+    const SubmissionEntry event = admin_command(AdminOpcode::kAsyncEvent);
+    admin.submit(event);
+    client.window().write32(doorbell, 8);
+    const auto done = admin.wait();
+    EXPECT_TRUE(done && done->command_id == event.command_id);
+    EXPECT_EQ(admin.status(admin_command(AdminOpcode::kGetLogPage, 1 | 15 << 16, 0, page.address())), 0);
+    return done ? done->result : 0;
+  };
+  EXPECT_EQ(event_of(sq_tail_doorbell(1, 0)), 0x00010100u);  // beyond the queue
+  EXPECT_EQ(event_of(sq_tail_doorbell(2, 0)), 0x00010000u);  // of no queue
+}
+
+// CDW10 bit 15 of Get Log Page: the event stays as it is.
+TEST(NvmeSoftAdmin, ALogPageMayBeReadWithoutClearingItsEvent) {
+  HandClient client;
+  ASSERT_TRUE(client.enable());
+  const auto queue = client.queue(1, 8);
+  HandQueue& admin = client.admin();
+  SharedMemory page(client.space(), 4096);
+  admin.submit(admin_command(AdminOpcode::kAsyncEvent));
+  admin.submit(admin_command(AdminOpcode::kAsyncEvent));
+  queue->ring(8);
+  ASSERT_TRUE(admin.wait());
+  queue->ring(9);
+  EXPECT_EQ(admin.status(admin_command(AdminOpcode::kGetLogPage, 1 | 1 << 15 | 15 << 16, 0, page.address())), 0);
+  EXPECT_FALSE(admin.wait(50'000'000));
+  admin.submit(admin_command(AdminOpcode::kGetLogPage, 1 | 15 << 16, 0, page.address()));
+  EXPECT_TRUE(admin.wait());
+  EXPECT_TRUE(admin.wait());
+}
+
+// What a removed controller's registers read as was written by nobody, and stays.
+TEST(NvmeSoftAdmin, NothingIsWrittenToARemovedController) {
+  HandClient client;
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    while (!stop) client.window().write32(kRegAqa, 0x00010001);
+  });
+  const std::uint64_t end = monotonic_ns() + 300'000'000;
+  std::uint64_t written = 0;
+  while (monotonic_ns() < end) {
+    client.controller().remove(false);
+    for (int look = 0; look < 100; ++look) written += client.window().read32(kRegAqa) != kRegisterGone ? 1 : 0;
+    client.controller().insert();
+  }
+  stop = true;
+  writer.join();
+  EXPECT_EQ(written, 0u);
 }
 
 }  // namespace

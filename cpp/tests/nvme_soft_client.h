@@ -115,7 +115,7 @@ class HandQueue {
       std::this_thread::yield();
     }
   }
-  // Of one command that is expected to come next; 0xffff if nothing came.
+  // SCT and SC of one command that is expected to come next; 0xffff if nothing came.
   std::uint16_t status(const SubmissionEntry& entry, std::uint32_t* result = nullptr) {
     submit(entry);
     const auto done = wait();
@@ -123,7 +123,7 @@ class HandQueue {
     EXPECT_EQ(done->command_id, entry.command_id);
     EXPECT_EQ(done->sq_id, id_);
     if (result != nullptr) *result = done->result;
-    return CommandStatus::of(*done).raw;
+    return CommandStatus::of(*done).code_and_type();
   }
   void restart() {
     tail_ = head_ = 0;

@@ -45,6 +45,22 @@ struct Faulty : HandClient {
     return result;
   }
 
+  // Reads block 0 to the first page, whose data arrives `delay` later. What it will be.
+  std::string read_late(FaultKind kind, std::chrono::nanoseconds delay) {
+    data.fill(8);
+    EXPECT_EQ(io->status(io_command(IoOpcode::kWrite, 1, 0, 1, data.address())), 0);
+    std::string content = data.text(0, 4096);
+    std::memset(data.data(), 0, 4096);
+    FaultRule late = rule(kind);
+    late.delay = delay;
+    late.late_data = true;
+    faults().add(late);
+    io->submit(io_command(IoOpcode::kRead, 3, 0, 1, data.address()));
+    io->submit(io_command(IoOpcode::kFlush, 4));
+    EXPECT_EQ(next(), 4);
+    return content;
+  }
+
   SharedMemory data;
   std::unique_ptr<HandQueue> io;
 };
@@ -100,17 +116,7 @@ TEST(NvmeSoftFaults, LateCompletion) {
 TEST(NvmeSoftFaults, LateDataIsWrittenToTheMemoryThatTheCommandNamed) {
   for (const FaultKind kind : {FaultKind::kLateCompletion, FaultKind::kLostCompletion}) {
     Faulty client;
-    client.data.fill(8);
-    ASSERT_EQ(client.io->status(io_command(IoOpcode::kWrite, 1, 0, 1, client.data.address())), 0);
-    const std::string content = client.data.text(0, 4096);
-    std::memset(client.data.data(), 0, 4096);
-    FaultRule late = client.rule(kind);
-    late.delay = milliseconds(300);
-    late.late_data = true;
-    client.faults().add(late);
-    client.io->submit(io_command(IoOpcode::kRead, 3, 0, 1, client.data.address()));
-    client.io->submit(io_command(IoOpcode::kFlush, 4));
-    EXPECT_EQ(client.next(), 4);
+    const std::string content = client.read_late(kind, milliseconds(300));
     EXPECT_EQ(client.data.text(0, 4096), std::string(4096, '\0'));
     const bool completes = kind == FaultKind::kLateCompletion;
     EXPECT_EQ(client.next(completes ? kPatienceNs : 600'000'000), completes ? 3 : -1);
@@ -123,13 +129,7 @@ TEST(NvmeSoftFaults, LateDataIsWrittenToTheMemoryThatTheCommandNamed) {
 
 TEST(NvmeSoftFaults, LateDataFindsMemoryThatWasTakenAway) {
   Faulty client;
-  FaultRule late = client.rule(FaultKind::kLostCompletion);
-  late.delay = milliseconds(300);
-  late.late_data = true;
-  client.faults().add(late);
-  client.io->submit(io_command(IoOpcode::kRead, 3, 0, 1, client.data.address()));
-  client.io->submit(io_command(IoOpcode::kFlush, 4));
-  EXPECT_EQ(client.next(), 4);
+  client.read_late(FaultKind::kLostCompletion, milliseconds(300));
   client.data.unmap();  // though command 3 is outstanding
   const std::uint64_t end = monotonic_ns() + kPatienceNs;
   while (client.controller().violations().empty() && monotonic_ns() < end) std::this_thread::yield();
@@ -162,17 +162,7 @@ TEST(NvmeSoftFaults, OnlyTheDataIsLate) {
 TEST(NvmeSoftFaults, LateDataMovesBeforeAQueueIsDeletedOrAControllerReset) {
   for (const bool reset : {false, true}) {
     Faulty client;
-    client.data.fill(8);
-    ASSERT_EQ(client.io->status(io_command(IoOpcode::kWrite, 1, 0, 1, client.data.address())), 0);
-    const std::string content = client.data.text(0, 4096);
-    std::memset(client.data.data(), 0, 4096);
-    FaultRule late = client.rule(FaultKind::kLostCompletion);
-    late.delay = std::chrono::hours(1);
-    late.late_data = true;
-    client.faults().add(late);
-    client.io->submit(io_command(IoOpcode::kRead, 3, 0, 1, client.data.address()));
-    client.io->submit(io_command(IoOpcode::kFlush, 4));
-    EXPECT_EQ(client.next(), 4);
+    const std::string content = client.read_late(FaultKind::kLostCompletion, std::chrono::hours(1));
     if (reset) {
       ASSERT_TRUE(client.disable());
     } else {
@@ -186,13 +176,7 @@ TEST(NvmeSoftFaults, LateDataMovesBeforeAQueueIsDeletedOrAControllerReset) {
 
 TEST(NvmeSoftFaults, AnAbortedCommandMovesNoData) {
   Faulty client;
-  FaultRule late = client.rule(FaultKind::kLateCompletion);
-  late.delay = std::chrono::hours(1);
-  late.late_data = true;
-  client.faults().add(late);
-  client.io->submit(io_command(IoOpcode::kRead, 3, 0, 1, client.data.address()));
-  client.io->submit(io_command(IoOpcode::kFlush, 4));
-  EXPECT_EQ(client.next(), 4);
+  client.read_late(FaultKind::kLateCompletion, std::chrono::hours(1));
   EXPECT_EQ(client.abort(3), 0u);
   EXPECT_EQ(client.next(), 3);
   client.data.unmap();
@@ -458,6 +442,64 @@ TEST(NvmeSoftFaults, NothingIsLeftOverOfManyFaults) {
   }
   EXPECT_GT(client.faults().injected(), 500u);
   EXPECT_EQ(client.complaints(), "");
+}
+
+// An identifier that is not outstanding is looked for, and there may be none.
+TEST(NvmeSoftFaults, AWrongCommandIdWhereAllAreInUse) {
+  SoftControllerOptions options = memory_options();
+  options.max_queue_entries = 65536;
+  HandClient client(std::move(options));
+  ASSERT_TRUE(client.enable());
+  const auto queue = client.queue(1, 65536, 8);
+  FaultRule rule;
+  rule.queue = 1;
+  rule.count = 65534;
+  client.faults().add(rule);
+  rule.kind = FaultKind::kWrongCommandId;
+  client.faults().add(rule);
+  for (std::uint32_t id = 0; id < 65535; ++id) {
+    queue->put(io_command(IoOpcode::kFlush, static_cast<std::uint16_t>(id)));
+  }
+  queue->ring();
+  const auto done = queue->wait(20'000'000'000);
+  ASSERT_TRUE(done);
+  EXPECT_EQ(done->command_id, kNoCommandId);
+  EXPECT_EQ(client.controller().counters().outstanding, 65535u);
+}
+
+// A queue that was told to stall keeps nobody awake once it fetches nothing more.
+TEST(NvmeSoftFaults, AStalledQueueThatIsDeletedLetsTheControllerRest) {
+  Faulty client;
+  FaultRule slow = client.rule(FaultKind::kSlow);
+  slow.delay = milliseconds(5);
+  client.faults().add(slow);
+  client.io->put(io_command(IoOpcode::kFlush, 1));
+  client.io->put(io_command(IoOpcode::kFlush, 2));
+  client.io->ring();
+  while (client.faults().injected() == 0) std::this_thread::yield();
+  client.controller().hold_ready(true);
+  client.window().write32(kRegCc, 0);
+  std::this_thread::sleep_for(milliseconds(50));
+  const std::uint64_t cpu = client.controller().counters().cpu_ns, start = monotonic_ns();
+  std::this_thread::sleep_for(milliseconds(300));
+  const std::uint64_t used = client.controller().counters().cpu_ns - cpu;
+  EXPECT_LT(used, 100'000'000u) << "of " << monotonic_ns() - start;
+  client.controller().hold_ready(false);
+  EXPECT_TRUE(client.wait_status(kCstsReady, 0));
+}
+
+TEST(NvmeSoftFaults, EveryPostedCompletionIsCounted) {
+  Faulty client;
+  const SoftControllerCounters before = client.controller().counters();
+  client.faults().add(client.rule(FaultKind::kDuplicate));
+  EXPECT_EQ(client.read(1), 0);
+  EXPECT_EQ(client.next(), 1);
+  client.faults().add(client.rule(FaultKind::kWrongCommandId));
+  client.io->submit(io_command(IoOpcode::kFlush, 2));
+  EXPECT_NE(client.next(), -1);
+  client.io->submit(io_command(IoOpcode::kFlush, 2));  // in use
+  EXPECT_EQ(client.next(), 2);
+  EXPECT_EQ(client.controller().counters().completions - before.completions, 4u);
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The software controller's data path: what is written is read, by many queues and clients, fast, and at rest it rests.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cstring>
-#include <set>
+#include <filesystem>
+#include <string>
 #include <thread>
 
 #include "nvme_soft_client.h"
@@ -390,6 +392,31 @@ TEST(NvmeSoftIo, AnIdleControllerRests) {
   double most = 0;
   for (int i = 0; i < 50 && most < 0.05; ++i) most = std::max(most, share(std::chrono::milliseconds(100)));
   EXPECT_GE(most, 0.05);
+}
+
+TEST(NvmeSoftIo, ThreadsRunWhereTheyAreTold) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  if (CPU_COUNT(&allowed) < 2) GTEST_SKIP() << "one processor";
+  int cpu = 0;
+  while (!CPU_ISSET(static_cast<unsigned>(cpu), &allowed)) ++cpu;
+  const auto bound = [&] {
+    int count = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      cpu_set_t set;
+      if (sched_getaffinity(std::stoi(task.path().filename()), sizeof set, &set) != 0) continue;
+      count += CPU_COUNT(&set) == 1 && CPU_ISSET(static_cast<unsigned>(cpu), &set) ? 1 : 0;
+    }
+    return count;
+  };
+  const int before = bound();
+  SoftControllerOptions options = memory_options();
+  options.threads = 3;
+  options.cpus = {cpu};
+  HandClient client(std::move(options));
+  EXPECT_EQ(bound() - before, 3);
+  ASSERT_TRUE(client.enable());
+  EXPECT_EQ(client.queue(3, 8)->status(io_command(IoOpcode::kFlush, 1)), 0);
 }
 
 }  // namespace

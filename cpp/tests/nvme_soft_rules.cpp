@@ -340,5 +340,85 @@ TEST(NvmeSoftRules, MemoryTakenAwayFromQueuesAndCommands) {
   EXPECT_EQ(client.kinds(), "DMA after unmap");
 }
 
+// A client that takes no completions gets no more commands served, so that those that wait for room stay few.
+TEST(NvmeSoftRules, CompletionsThatNobodyTakesDoNotPileUp) {
+  HandClient client;
+  ASSERT_TRUE(client.enable());
+  const auto queue = client.queue(1, 16, 4);
+  std::uint64_t fetched = client.controller().counters().commands;
+  const std::uint64_t before = fetched;
+  for (std::uint16_t id = 0; id < 300; ++id) {
+    queue->submit(io_command(IoOpcode::kFlush, id));
+    const std::uint64_t end = monotonic_ns() + 500'000'000;
+    while (client.controller().counters().commands == fetched && monotonic_ns() < end) std::this_thread::yield();
+    if (client.controller().counters().commands == fetched) break;
+    fetched = client.controller().counters().commands;
+  }
+  EXPECT_LT(fetched - before, 16u);
+  EXPECT_EQ(client.kinds(), "completion queue overflow");
+  // As it takes them, the rest is served.
+  for (std::uint16_t id = 0; id < fetched - before; ++id) {
+    const auto done = queue->wait();
+    ASSERT_TRUE(done);
+    EXPECT_EQ(done->command_id, id);
+  }
+  EXPECT_TRUE(queue->wait());
+}
+
+// Entries that were accepted are served, whatever is written to the doorbell after them.
+TEST(NvmeSoftRules, AWrongTailDoesNotHoldUpWhatWasBeforeIt) {
+  Broken client;
+  FaultRule slow;
+  slow.kind = FaultKind::kSlow;
+  slow.queue = 1;
+  slow.delay = std::chrono::milliseconds(100);
+  client.faults().add(slow);
+  for (std::uint16_t id = 0; id < 3; ++id) client.io->put(io_command(IoOpcode::kFlush, id));
+  client.io->ring();
+  while (client.faults().injected() == 0) std::this_thread::yield();
+  client.io->ring(77);
+  for (std::uint16_t id = 0; id < 3; ++id) {
+    const auto done = client.io->wait();
+    ASSERT_TRUE(done);
+    EXPECT_EQ(done->command_id, id);
+  }
+  EXPECT_EQ(client.kinds(), "doorbell range");
+}
+
+// A chain that is a circle of large segments holds up nobody for long.
+TEST(NvmeSoftRules, ACircleOfLargeSegmentsEnds) {
+  Broken client;
+  const auto count = static_cast<std::uint32_t>(client.memory.size() / sizeof(SglDescriptor));
+  const SglDescriptor circle =
+      SglDescriptor::of(SglType::kSegment, client.memory.address(), count * std::uint32_t{sizeof(SglDescriptor)});
+  client.memory.at<SglDescriptor>((count - 1) * sizeof circle) = circle;
+  const std::uint64_t start = monotonic_ns();
+  EXPECT_EQ(client.outcome(client.sgl(circle, 2)), "00d: SGL");
+  EXPECT_LT(monotonic_ns() - start, 2'000'000'000u);
+}
+
+// Who sends a command again that can never succeed is told so.
+TEST(NvmeSoftRules, DoNotRetry) {
+  Broken client;
+  const auto raw = [](HandQueue& queue, const SubmissionEntry& entry) {
+    queue.submit(entry);
+    const auto done = queue.wait();
+    return done ? CommandStatus::of(*done).raw : 0xffff;
+  };
+  const std::uint64_t page = client.memory.address();
+  EXPECT_EQ(raw(*client.io, io_command(IoOpcode::kRead, 1, 1 << 20, 1, page)), kScLbaOutOfRange | kDoNotRetry);
+  EXPECT_EQ(raw(*client.io, io_command(IoOpcode::kRead, 1, 0, 2, page, 4)), kScPrpOffsetInvalid | kDoNotRetry);
+  EXPECT_EQ(raw(client.admin(), admin_command(AdminOpcode::kSetFeatures, 0x7f)), kScInvalidField | kDoNotRetry);
+  EXPECT_EQ(raw(client.admin(), admin_command(AdminOpcode::kDeleteSq, 9)), kScInvalidQueueId | kDoNotRetry);
+  // These may do better another time.
+  EXPECT_EQ(raw(client.admin(), admin_command(AdminOpcode::kDeleteCq, 1)), kScInvalidQueueDeletion);
+  EXPECT_EQ(raw(*client.io, io_command(IoOpcode::kRead, 1, 0, 1, 0x7000)), kScDataTransferError);
+  FaultRule media;
+  media.kind = FaultKind::kMediaError;
+  media.queue = 1;
+  client.faults().add(media);
+  EXPECT_EQ(raw(*client.io, io_command(IoOpcode::kRead, 1, 0, 1, page)), kScUnrecoveredRead);
+}
+
 }  // namespace
 }  // namespace tardis::nvme::testing

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -12,18 +13,9 @@
 namespace tardis::nvme {
 namespace {
 
-constexpr std::uint32_t kVersion = 0x00020000;
-constexpr std::uint16_t kScInvalidLogPage = 0x109;
-constexpr std::uint32_t kInvalidDoorbellValue = 0x00010100;  // error event, info 1, log page 1 (5.1.2.1)
-constexpr std::uint8_t kErrorLog = 0x01, kFirmwareLog = 0x03;
-
 void pad(char* field, std::size_t bytes, const std::string& text) {
   std::memset(field, ' ', bytes);
   std::memcpy(field, text.data(), std::min(bytes, text.size()));
-}
-
-bool looks_posted(const CompletionEntry* ring, std::uint32_t entries) {
-  return std::any_of(ring, ring + entries, [](const CompletionEntry& entry) { return entry.phase(); });
 }
 
 }  // namespace
@@ -100,7 +92,7 @@ Sc SoftAdmin::identify_controller(SoftCommand& command) {
   pad(page.firmware, sizeof page.firmware, "1");
   page.mdts = options.mdts;
   page.controller_id = 1;
-  page.version = kVersion;
+  page.version = kSoftVersion;
   page.rtd3_entry_us = options.shutdown_us;
   page.retry_delay_100ms[0] = 1;
   page.abort_limit = options.abort_limit;
@@ -159,25 +151,20 @@ Sc SoftAdmin::identify_active(SoftCommand& command) {
 Sc SoftAdmin::get_log_page(SoftCommand& command) {
   const std::uint8_t log = command.entry.cdw10 & 0xff;
   const std::uint64_t words = (command.entry.cdw10 >> 16 | std::uint64_t{command.entry.cdw11 & 0xffff} << 16) + 1;
-  if (log < kErrorLog || log > kFirmwareLog)
-    return refuse(command, static_cast<Sc>(kScInvalidLogPage), "no such log page");
+  if (log < kLogErrors || log > kLogFirmware) return refuse(command, kScInvalidLogPage, "no such log page");
   if (words * 4 > kIdentifyBytes) return refuse(command, kScInvalidField, "at most 4096 bytes of a log page at a time");
-  if (log == kErrorLog) events_masked_ = false;
+  if (log == kLogErrors && (command.entry.cdw10 & kRetainEvent) == 0) events_masked_ = false;
   const std::array<std::byte, kIdentifyBytes> page{};
   return answer(command, page.data(), words * 4);
 }
 
 // ---- features
 
-bool SoftAdmin::queues_exist() const {
-  const std::uint32_t most = core_.options().queue_pairs;
-  for (const auto& worker : core_.workers()) {
+bool SoftAdmin::io_queues_exist() const {
+  return std::any_of(core_.workers().begin(), core_.workers().end(), [](const auto& worker) {
     const SoftController::Core::Turn turn(*worker);
-    for (std::uint32_t id = 1; id <= most; ++id) {
-      if (worker->cq(static_cast<std::uint16_t>(id)) != nullptr) return true;
-    }
-  }
-  return false;
+    return worker->has_io_queues();
+  });
 }
 
 Sc SoftAdmin::set_features(SoftCommand& command) {
@@ -187,7 +174,7 @@ Sc SoftAdmin::set_features(SoftCommand& command) {
       const std::uint32_t submission = value & 0xffff, completion = value >> 16;
       if (submission == 0xffff || completion == 0xffff)
         return refuse(command, kScInvalidField, "65536 queues are no number");
-      if (queues_exist()) {
+      if (io_queues_exist()) {
         return refuse(command, kScCommandSequence, "the number of queues is asked for before queues are created");
       }
       granted_ = std::min(std::max(submission, completion) + 1, core_.options().queue_pairs);
@@ -210,8 +197,7 @@ Sc SoftAdmin::set_features(SoftCommand& command) {
 Sc SoftAdmin::get_features(SoftCommand& command) {
   switch (command.entry.cdw10 & 0xff) {
     case kFeatureQueues: {
-      const std::uint32_t pairs = granted_ != 0 ? granted_ : core_.options().queue_pairs;
-      command.result = (pairs - 1) | (pairs - 1) << 16;
+      command.result = (queue_pairs() - 1) | (queue_pairs() - 1) << 16;
       return kScSuccess;
     }
     case kFeatureVolatileCache:
@@ -229,14 +215,18 @@ Sc SoftAdmin::get_features(SoftCommand& command) {
 
 // ---- queues
 
+std::uint32_t SoftAdmin::queue_pairs() const { return granted_ != 0 ? granted_ : core_.options().queue_pairs; }
+
+Sc SoftAdmin::check_queue_id(const SoftCommand& command, std::uint32_t id) const {
+  if (id != 0 && id <= queue_pairs()) return kScSuccess;
+  return refuse(command, kScInvalidQueueId,
+                "queue id: expected 1 to " + std::to_string(queue_pairs()) + ", found " + std::to_string(id));
+}
+
 Sc SoftAdmin::check_queue(const SoftCommand& command, std::uint32_t expected_shift, std::uint32_t shift_field) {
   const SubmissionEntry& entry = command.entry;
   const std::uint32_t id = entry.cdw10 & 0xffff, entries = (entry.cdw10 >> 16) + 1;
-  const std::uint32_t pairs = granted_ != 0 ? granted_ : core_.options().queue_pairs;
-  if (id == 0 || id > pairs) {
-    return refuse(command, kScInvalidQueueId,
-                  "queue id: expected 1 to " + std::to_string(pairs) + ", found " + std::to_string(id));
-  }
+  if (const Sc bad = check_queue_id(command, id)) return bad;
   if (entries < kMinQueueEntries || entries > core_.options().max_queue_entries) {
     return refuse(command, kScInvalidQueueSize,
                   "entries: expected 2 to " + std::to_string(core_.options().max_queue_entries) + ", found " +
@@ -275,10 +265,9 @@ Sc SoftAdmin::create_cq(SoftCommand& command) {
     if (ring == nullptr) {
       return refuse_address(Blame{core_.log(), 0, entry}, reader, entry.prp.prp1, "the ring of a completion queue");
     }
-    if (looks_posted(ring, entries)) {
+    if (worker.add_cq(id, entries, entry.prp.prp1, ring).looks_posted()) {
       core_.log().add(ViolationKind::kCqNotZeroed, id, &entry, "a new completion queue is expected to be of zeros");
     }
-    worker.add_cq(id, entries, entry.prp.prp1, ring);
   }
   worker.wakeup().notify();
   return kScSuccess;
@@ -288,6 +277,7 @@ Sc SoftAdmin::create_sq(SoftCommand& command) {
   const SubmissionEntry& entry = command.entry;
   if (const Sc bad = check_queue(command, kSubmissionEntryShift, kCcIosqesShift)) return bad;
   const auto id = static_cast<std::uint16_t>(entry.cdw10), cq_id = static_cast<std::uint16_t>(entry.cdw11 >> 16);
+  if (const Sc bad = check_queue_id(command, cq_id)) return bad;
   const std::uint32_t entries = (entry.cdw10 >> 16) + 1;
   for (const auto& worker : core_.workers()) {
     const SoftController::Core::Turn turn(*worker);
@@ -296,7 +286,7 @@ Sc SoftAdmin::create_sq(SoftCommand& command) {
   SoftWorker& worker = core_.worker_of(cq_id);
   {
     const SoftController::Core::Turn turn(worker);
-    SoftCompletionQueue* cq = cq_id == 0 ? nullptr : worker.cq(cq_id);
+    SoftCompletionQueue* cq = worker.cq(cq_id);
     if (cq == nullptr) {
       return refuse(command, kScInvalidCq,
                     "completion queue " + std::to_string(cq_id) + " of a new submission queue does not exist");
@@ -359,10 +349,13 @@ bool SoftAdmin::poll() {
     core_.workers().front()->complete(*deletion.command);
     some = true;
   }
-  if (!events_masked_ && !events_.empty() && event_.exchange(false)) {
+  const std::uint32_t untold = untold_.load();
+  if (!events_masked_ && !events_.empty() && untold != 0) {
     SoftCommand& request = *events_.front();
     events_.erase(events_.begin());
-    request.result = kInvalidDoorbellValue;
+    const auto information = static_cast<std::uint32_t>(std::countr_zero(untold));
+    untold_.fetch_and(~(1u << information));
+    request.result = kEventNoSuchDoorbell | information << 8;
     events_masked_ = true;
     core_.workers().front()->complete(request);
     some = true;
@@ -370,10 +363,15 @@ bool SoftAdmin::poll() {
   return some;
 }
 
+void SoftAdmin::doorbell_event(AsyncEvent event) {
+  untold_.fetch_or(1u << (event >> 8 & 0xff));
+  core_.workers().front()->wakeup().notify();
+}
+
 void SoftAdmin::reset() {
   deletions_.clear();
   events_.clear();
-  event_.store(false);
+  untold_.store(0);
   events_masked_ = false;
   event_configuration_ = 0;
   granted_ = 0;

@@ -22,8 +22,8 @@ class SoftAdmin {
   bool poll();
   // After a reset: nothing is pending, features are as after power-on.
   void reset();
-  // Of any worker: a doorbell was written with an invalid value.
-  void doorbell_event() { event_.store(true); }
+  // Of any thread: what was wrong with the write of a doorbell.
+  void doorbell_event(AsyncEvent event);
 
  private:
   Sc identify(SoftCommand& command);
@@ -36,13 +36,15 @@ class SoftAdmin {
   Sc create_cq(SoftCommand& command);
   Sc create_sq(SoftCommand& command);
   Sc check_queue(const SoftCommand& command, std::uint32_t expected_shift, std::uint32_t shift_field);
+  Sc check_queue_id(const SoftCommand& command, std::uint32_t id) const;
+  std::uint32_t queue_pairs() const;  // that may be created
   Sc delete_cq(SoftCommand& command);
   bool delete_sq(SoftCommand& command);
   Sc abort(SoftCommand& command);
   bool async_event(SoftCommand& command);
   Sc answer(SoftCommand& command, const void* page, std::uint64_t bytes);
   Sc refuse(const SoftCommand& command, Sc status, const std::string& text) const;
-  bool queues_exist() const;
+  bool io_queues_exist() const;
 
   SoftController::Core& core_;
   struct Deletion {
@@ -51,9 +53,9 @@ class SoftAdmin {
     SoftWorker* worker;
   };
   std::vector<Deletion> deletions_;
-  std::vector<SoftCommand*> events_;  // requests that wait for one
-  std::atomic<bool> event_{false};
-  bool events_masked_ = false;  // until the log page is read
+  std::vector<SoftCommand*> events_;      // requests that wait for one
+  std::atomic<std::uint32_t> untold_{0};  // events, a bit for the information of each
+  bool events_masked_ = false;            // until the log page is read
   std::uint32_t event_configuration_ = 0;
   std::uint32_t granted_ = 0;  // queue pairs; 0: all, nobody has asked yet
 };

@@ -13,7 +13,6 @@
 namespace tardis::nvme {
 namespace {
 
-constexpr std::uint32_t kVersion = 0x00020000;
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 constexpr std::uint64_t kRecheckNs = 1'000'000;
 constexpr std::uint32_t kFixedWhileEnabled = 0x7fu << kCcCssShift | 0xfu << kCcMpsShift | 7u << kCcAmsShift;
@@ -42,7 +41,7 @@ Status SoftController::Core::start() {
   }
   registers_ = std::make_unique<SoftRegisters>(
       memory, bytes, options_.doorbell_stride, options_.queue_pairs + 1, log_, [this] { notify(); },
-      [this] { admin_.doorbell_event(); });
+      [this](AsyncEvent event) { admin_.doorbell_event(event); });
   bool needs_flush = false;
   for (const SoftNamespace& space : options_.namespaces) {
     SoftNamespaceState state;
@@ -89,10 +88,11 @@ Status SoftController::Core::start() {
 }
 
 void SoftController::Core::power_on() {
+  const std::lock_guard lock(status_mutex_);
   registers_->power_on(Capabilities::of(options_.max_queue_entries, options_.timeout_ms, options_.doorbell_stride, 12,
                                         options_.max_page_shift)
                            .raw,
-                       kVersion);
+                       kSoftVersion);
   cache_enabled_ = has_cache_;
   rules_.writes_through = !has_cache_;
   state_ = State::kDisabled;
@@ -124,36 +124,41 @@ void SoftController::Core::enable_cache(bool enabled) {
 }
 
 bool SoftController::Core::control(std::uint64_t now) {
+  const bool disabled = registers_->take_disabled();
   const std::uint32_t cc = registers_->get(kRegCc);
   // After the read: what the registers of a removed controller read as was not written by anyone.
   if (registers_->gone()) return false;
+  const bool enabled = (cc & kCcEnable) != 0, was_enabled = (seen_cc_ & kCcEnable) != 0;
+  if (was_enabled && !enabled && !disabled) return false;  // written just now: the next look finds both
   const std::uint32_t before = std::exchange(seen_cc_, cc);
-  if (cc != before) {
-    const bool enabled = (cc & kCcEnable) != 0, was_enabled = (before & kCcEnable) != 0;
-    const auto delay = static_cast<std::uint64_t>(std::chrono::nanoseconds(options_.ready_delay).count());
-    if (enabled && !was_enabled) {
-      state_ = State::kEnabling;
-      state_due_ = now + delay;
-    } else if (!enabled && was_enabled) {
-      begin_reset();
-      state_ = State::kResetting;
-      state_due_ = now + delay;
-    } else if (enabled && ((cc ^ before) & kFixedWhileEnabled) != 0) {
-      log_.add(ViolationKind::kRegister, 0, nullptr,
-               "CC: CSS, MPS and AMS are not to change while EN is 1, found " + hex_address(cc));
-    }
-    if ((cc & kCcShnMask) != 0 && (before & kCcShnMask) == 0) shut_down((cc & kCcShnMask) == kCcShnNormal);
+  const bool changed = cc != before || disabled;
+  const auto delay = static_cast<std::uint64_t>(std::chrono::nanoseconds(options_.ready_delay).count());
+  if (disabled) {
+    begin_reset();
+    state_ = State::kResetting;
+    state_due_ = now + delay;
+  } else if (enabled && !was_enabled && state_ != State::kResetting) {
+    state_ = State::kEnabling;
+    state_due_ = now + delay;
+  } else if (enabled && was_enabled && ((cc ^ before) & kFixedWhileEnabled) != 0) {
+    log_.add(ViolationKind::kRegister, 0, nullptr,
+             "CC: CSS, MPS and AMS are not to change while EN is 1, found " + hex_address(cc));
   }
-  if (state_due_ > now) return cc != before;
+  if ((cc & kCcShnMask) != 0 && (before & kCcShnMask) == 0) shut_down((cc & kCcShnMask) == kCcShnNormal);
+  if (state_due_ > now) return changed;
   if (hold_ready_.load() || (state_ == State::kResetting && !drained())) {
     state_due_ = now + kRecheckNs;
-    return cc != before;
+    return changed;
   }
   state_due_ = kNever;
   if (state_ == State::kEnabling) {
     enable(cc);
-  } else {
-    end_reset();
+    return true;
+  }
+  end_reset();
+  if (enabled) {  // again, too early
+    state_ = State::kEnabling;
+    state_due_ = now + delay;
   }
   return true;
 }
@@ -199,11 +204,11 @@ std::string SoftController::Core::admin_queue_problem(std::uint32_t cc) {
   if (sq_ring == nullptr || cq_ring == nullptr) {
     return "ASQ and ACQ: expected mapped memory, found " + hex_address(asq) + " and " + hex_address(acq);
   }
-  if (std::any_of(cq_ring, cq_ring + cq_entries, [](const CompletionEntry& entry) { return entry.phase(); })) {
-    log_.add(ViolationKind::kCqNotZeroed, 0, nullptr, "the admin completion queue is expected to be of zeros");
-  }
   rules_.page_shift = rules_.data_pointer.page_shift = shift;
   SoftCompletionQueue& cq = worker.add_cq(0, cq_entries, acq, cq_ring);
+  if (cq.looks_posted()) {
+    log_.add(ViolationKind::kCqNotZeroed, 0, nullptr, "the admin completion queue is expected to be of zeros");
+  }
   worker.add_sq(0, cq, sq_entries, asq, sq_ring);
   return {};
 }

@@ -20,6 +20,8 @@
 
 namespace tardis::nvme {
 
+inline constexpr std::uint32_t kSoftVersion = 0x00020000;  // VS: 2.0
+
 // Order of locks: the turn of worker 0 (admin and registers), its reader, then the turns and readers of the others.
 class SoftController::Core {
  public:

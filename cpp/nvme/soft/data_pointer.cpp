@@ -9,7 +9,7 @@
 namespace tardis::nvme {
 namespace {
 
-constexpr std::uint32_t kMaxSegments = 4096;  // of one SGL: a chain that is a circle ends here
+constexpr std::uint64_t kMaxDescriptors = 1 << 18;  // of one SGL: a chain that is a circle ends here
 
 class Walker {
  public:
@@ -39,6 +39,7 @@ class Walker {
   std::vector<DmaPiece>& out_;
   std::uint64_t described_ = 0;  // by SGL descriptors, beyond the transfer too
   std::uint32_t blocks_ = 0;     // SGL data blocks and bit buckets so far
+  std::uint64_t descriptors_ = 0;
 };
 
 bool Walker::fetch(std::uint64_t address, void* to, std::size_t bytes) {
@@ -183,6 +184,10 @@ Sc Walker::sgl_segment(SglDescriptor& segment, bool& last) {
   std::array<SglDescriptor, kChunk> chunk;
   const SglDescriptor current = segment;
   const std::uint64_t count = current.length / sizeof(SglDescriptor);
+  if ((descriptors_ += count) > kMaxDescriptors) {
+    return refuse(kScInvalidSglSegment,
+                  "the segments do not end after " + std::to_string(kMaxDescriptors) + " descriptors");
+  }
   for (std::uint64_t at = 0; at < count; at += kChunk) {
     const std::uint64_t n = std::min(kChunk, count - at);
     const std::uint64_t from = current.address + at * sizeof(SglDescriptor);
@@ -227,17 +232,11 @@ Sc Walker::sgl() {
       if (const Sc bad = sgl_data(segment)) return bad;
       break;
     case SglType::kSegment:
-    case SglType::kLastSegment: {
-      std::uint32_t segments = 0;
+    case SglType::kLastSegment:
       do {
-        if (++segments > kMaxSegments) {
-          return blame_.refuse(kScInvalidSglSegment, ViolationKind::kSgl,
-                               "the chain of segments does not end after " + std::to_string(kMaxSegments));
-        }
         if (const Sc bad = sgl_segment(segment, last)) return bad;
       } while (!last);
       break;
-    }
     default:
       return blame_.refuse(kScSglTypeInvalid, ViolationKind::kSgl,
                            "SGL1 has type " + std::to_string(segment.type >> 4) + ", which is not for PCIe");

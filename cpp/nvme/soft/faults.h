@@ -23,7 +23,7 @@ enum class FaultKind : std::uint8_t {
   kWrongCommandId,  // posted under a command id that is not outstanding; its own never
   kStatus,          // posted with `status`, not executed
   kMediaError,      // Unrecovered Read Error or Write Fault, not executed
-  kStuckSqHead,     // this and all later completions of the queue report an old SQ head, until a reset
+  kStuckSqHead,     // this and all later completions of the queue report an old SQ head, while it exists
   kSlow,            // executed `delay` later, and no other command of its queue meanwhile
   kFatal,           // CSTS.CFS; nothing is served until a reset
   kRemovedAllOnes,  // gone: registers read as all ones, nothing is served any more

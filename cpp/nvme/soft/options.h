@@ -48,11 +48,11 @@ struct SoftControllerOptions {
   bool aborts = true;                        // false: Abort never aborts, as in QEMU
   std::chrono::milliseconds ready_delay{0};  // from CC.EN to CSTS.RDY, both ways
   std::shared_ptr<FaultPlan> faults;         // none: nothing is injected
-  std::size_t violations_kept = 256;         // later ones are only counted
+  std::size_t violations_kept = 256;         // later ones are not
 
   // Threads. Queues are spread by their completion queue.
   std::uint32_t threads = 1;
-  std::vector<int> cpus;               // where they run, e.g. those of a NUMA node; empty: anywhere
+  std::vector<int> cpus;               // where these run, e.g. those of a NUMA node; empty: anywhere
   std::chrono::microseconds spin{50};  // they look for work so long before they sleep
   // While asleep they look for doorbells that nobody told them of: after an eighth of the time that they have been
   // idle, within these bounds.

@@ -12,21 +12,21 @@ std::uint32_t distance(std::uint32_t from, std::uint32_t to, std::uint32_t entri
 
 }  // namespace
 
-bool SoftCompletionQueue::refresh(ViolationLog& log) {
+Doorbell SoftCompletionQueue::refresh(ViolationLog& log) {
   const std::uint32_t value = load_word(doorbell);
-  if (value == head || value == refused_head) return false;
+  if (value == head || value == refused_head) return Doorbell::kSame;
   const bool in_range = value < entries;
   if (!in_range || distance(head, value, entries) > distance(head, tail, entries)) {
     refused_head = value;
     log.add(in_range ? ViolationKind::kCqHead : ViolationKind::kDoorbellRange, id, nullptr,
             "head doorbell of a completion queue of " + std::to_string(entries) + " entries: expected " +
                 std::to_string(head) + " to " + std::to_string(tail) + ", found " + std::to_string(value));
-    return false;
+    return Doorbell::kWrong;
   }
   refused_head = kNone;
   head = value;
   if (head == tail) surplus = false;
-  return true;
+  return Doorbell::kMoved;
 }
 
 void SoftCompletionQueue::put(CompletionEntry entry) {
@@ -66,10 +66,9 @@ bool SoftCompletionQueue::drain() {
   return some;
 }
 
-bool SoftSubmissionQueue::refresh(ViolationLog& log) {
+Doorbell SoftSubmissionQueue::refresh(ViolationLog& log) {
   const std::uint32_t value = load_word(doorbell);
-  if (value == tail) return true;
-  if (value == refused_tail) return false;
+  if (value == tail || value == refused_tail) return Doorbell::kSame;
   const bool in_range = value < entries;
   const std::uint32_t unknown = distance(reported_head, tail, entries);  // entries that the client must not touch
   if (!in_range || unknown + distance(tail, value, entries) > entries - 1) {
@@ -78,11 +77,11 @@ bool SoftSubmissionQueue::refresh(ViolationLog& log) {
             "tail doorbell of a submission queue of " + std::to_string(entries) + " entries: the tail was " +
                 std::to_string(tail) + ", the last head that a completion reported " + std::to_string(reported_head) +
                 ", found " + std::to_string(value));
-    return false;
+    return Doorbell::kWrong;
   }
   refused_tail = kNone;
   tail = value;
-  return true;
+  return Doorbell::kMoved;
 }
 
 }  // namespace tardis::nvme

@@ -14,6 +14,9 @@
 
 namespace tardis::nvme {
 
+// What a look at a doorbell finds.
+enum class Doorbell : std::uint8_t { kSame, kMoved, kWrong };
+
 struct SoftCompletionQueue {
   std::uint16_t id = 0;
   std::uint32_t entries = 0;
@@ -29,9 +32,13 @@ struct SoftCompletionQueue {
 
   static constexpr std::uint32_t kNone = 0xffffffff;
 
+  // A new one that does is not of zeros: the client will take what it holds for completions.
+  bool looks_posted() const {
+    return std::any_of(ring, ring + entries, [](const CompletionEntry& entry) { return entry.phase(); });
+  }
   bool full() const { return (tail + 1 == entries ? 0 : tail + 1) == head; }
-  // Takes over the client's head. True if it moved.
-  bool refresh(ViolationLog& log);
+  // Takes over the client's head. A value that is wrong is found so once, and passed over.
+  Doorbell refresh(ViolationLog& log);
   // `accounted`: a client that keeps the rules has left room for it.
   void post(const CompletionEntry& entry, bool accounted, ViolationLog& log);
   // Posts what waited, as far as there is room. True if something was posted.
@@ -72,8 +79,8 @@ struct SoftSubmissionQueue {
     used_ids[id / 64] &= ~(std::uint64_t{1} << (id % 64));
     --outstanding;
   }
-  // Takes over the client's tail. False if its value is wrong: nothing is fetched then.
-  bool refresh(ViolationLog& log);
+  // Takes over the client's tail, as SoftCompletionQueue::refresh() does its head.
+  Doorbell refresh(ViolationLog& log);
 };
 
 }  // namespace tardis::nvme

@@ -9,7 +9,8 @@
 namespace tardis::nvme {
 
 SoftRegisters::SoftRegisters(void* memory, std::size_t bytes, std::uint32_t stride, std::uint32_t queues,
-                             ViolationLog& log, std::function<void()> changed, std::function<void()> bad_doorbell)
+                             ViolationLog& log, std::function<void()> changed,
+                             std::function<void(AsyncEvent)> bad_doorbell)
     : memory_(static_cast<std::byte*>(memory)),
       bytes_(bytes),
       stride_(stride),
@@ -24,15 +25,18 @@ void SoftRegisters::set_doorbell_exists(std::uint32_t queue, bool submission, bo
 }
 
 void SoftRegisters::power_on(std::uint64_t capabilities, std::uint32_t version) {
+  const std::lock_guard lock(mutex_);
   for (std::uint32_t offset = 0; offset < kRegDoorbells; offset += 4) set(offset, 0);
   for (auto& exists : exists_) exists.store(false);
   set(kRegCap, static_cast<std::uint32_t>(capabilities));
   set(kRegCap + 4, static_cast<std::uint32_t>(capabilities >> 32));
   set(kRegVs, version);
+  disabled_.store(false);
   gone_.store(false);
 }
 
 void SoftRegisters::vanish(bool reads_as_zero) {
+  const std::lock_guard lock(mutex_);
   gone_.store(true);
   for (std::uint32_t offset = 0; offset < kRegDoorbells; offset += 4) set(offset, reads_as_zero ? 0 : kRegisterGone);
 }
@@ -48,35 +52,43 @@ std::uint32_t SoftRegisters::read32(std::uint32_t offset) {
 
 void SoftRegisters::write32(std::uint32_t offset, std::uint32_t value) {
   if (gone_.load()) return;
-  const bool enabled = (get(kRegCc) & kCcEnable) != 0;
   if (offset >= kRegDoorbells) {
     write_doorbell(offset, value);
-  } else {
-    switch (offset) {
-      case kRegCc:
-        if (!enabled && (value & kCcEnable) != 0 && (get(kRegCsts) & kCstsReady) != 0) {
-          complain(ViolationKind::kRegister, 0, offset, value, "CC.EN is not to be set before CSTS.RDY is 0");
-        }
-        set(offset, value);
-        break;
-      case kRegAqa:
-      case kRegAsq:
-      case kRegAsq + 4:
-      case kRegAcq:
-      case kRegAcq + 4:
-        if (enabled) {
-          complain(ViolationKind::kRegister, 0, offset, value,
-                   "admin queue registers are not to change while CC.EN is 1");
-          return;
-        }
-        set(offset, value);
-        break;
-      default:
-        complain(ViolationKind::kRegister, 0, offset, value, "write of a register that does not exist or is read-only");
-        return;
-    }
+  } else if (!write_register(offset, value)) {
+    return;
   }
   changed_();
+}
+
+bool SoftRegisters::write_register(std::uint32_t offset, std::uint32_t value) {
+  const std::lock_guard lock(mutex_);
+  if (gone_.load()) return false;
+  const bool enabled = (get(kRegCc) & kCcEnable) != 0;
+  switch (offset) {
+    case kRegCc:
+      if (!enabled && (value & kCcEnable) != 0 && (get(kRegCsts) & kCstsReady) != 0) {
+        complain(ViolationKind::kRegister, 0, offset, value, "CC.EN is not to be set before CSTS.RDY is 0");
+      }
+      set(offset, value);
+      if (enabled && (value & kCcEnable) == 0) disabled_.store(true);
+      return true;
+    case kRegAqa:
+    case kRegAsq:
+    case kRegAsq + 4:
+    case kRegAcq:
+    case kRegAcq + 4:
+      if (enabled) {
+        complain(ViolationKind::kRegister, 0, offset, value,
+                 "admin queue registers are not to change while CC.EN is 1");
+        return false;
+      }
+      break;
+    default:
+      complain(ViolationKind::kRegister, 0, offset, value, "write of a register that does not exist or is read-only");
+      return false;
+  }
+  set(offset, value);
+  return true;
 }
 
 void SoftRegisters::write64(std::uint32_t offset, std::uint64_t value) {
@@ -97,7 +109,7 @@ void SoftRegisters::write_doorbell(std::uint32_t offset, std::uint32_t value) {
     set(offset, value);
     return;
   }
-  bad_doorbell_();
+  bad_doorbell_(exists ? kEventDoorbellValue : kEventNoSuchDoorbell);
   if (exists) {
     complain(ViolationKind::kDoorbellUnchanged, index / 2, offset, value,
              "doorbell written with the value that it had");

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <vector>
 
 #include "nvme/register_window.h"
@@ -24,7 +25,7 @@ class SoftRegisters final : public RegisterWindow {
   // `memory`: zeroed, of `bytes`; it outlives this. By threads of clients: `changed` is called after each write,
   // `bad_doorbell` if one names no doorbell or has the value of the one before.
   SoftRegisters(void* memory, std::size_t bytes, std::uint32_t stride, std::uint32_t queues, ViolationLog& log,
-                std::function<void()> changed, std::function<void()> bad_doorbell);
+                std::function<void()> changed, std::function<void(AsyncEvent)> bad_doorbell);
 
   // The controller's side.
   std::uint32_t get(std::uint32_t offset) const { return load_word(word(offset)); }
@@ -37,6 +38,8 @@ class SoftRegisters final : public RegisterWindow {
   void power_on(std::uint64_t capabilities, std::uint32_t version);
   void vanish(bool reads_as_zero);
   bool gone() const { return gone_.load(); }
+  // Whether CC.EN was cleared since last asked, also if it is set again by now. CC is to be read after it.
+  bool take_disabled() { return disabled_.exchange(false); }
 
   // The client's side.
   std::uint32_t read32(std::uint32_t offset) override;
@@ -51,16 +54,19 @@ class SoftRegisters final : public RegisterWindow {
 
  private:
   std::uint32_t* word(std::uint32_t offset) const { return reinterpret_cast<std::uint32_t*>(memory_ + offset); }
+  bool write_register(std::uint32_t offset, std::uint32_t value);  // false: it was not written
   void write_doorbell(std::uint32_t offset, std::uint32_t value);
   void complain(ViolationKind kind, std::uint32_t queue, std::uint32_t offset, std::uint32_t value, const char* why);
 
+  std::mutex mutex_;  // of registers, not of doorbells: what reads as gone was written by nobody
   std::byte* const memory_;
   const std::size_t bytes_;
   const std::uint32_t stride_;
   ViolationLog& log_;
-  const std::function<void()> changed_, bad_doorbell_;
+  const std::function<void()> changed_;
+  const std::function<void(AsyncEvent)> bad_doorbell_;
   std::vector<std::atomic<bool>> exists_;  // doorbells, in their order
-  std::atomic<bool> gone_{false};
+  std::atomic<bool> gone_{false}, disabled_{false};
 };
 
 }  // namespace tardis::nvme

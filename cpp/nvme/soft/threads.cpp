@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <time.h>
 
+#include <cerrno>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -23,6 +25,8 @@ Result<std::thread> start_thread(std::function<void()> body, const std::vector<i
     thread = std::thread(std::move(body));
   } catch (const std::system_error& error) {
     failure = error.code().value();
+  } catch (const std::bad_alloc&) {
+    failure = ENOMEM;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failure != 0) return errno_error(failure, "starting a thread of the software NVMe controller");

@@ -68,7 +68,6 @@ const char* violation_name(ViolationKind kind) {
 
 void ViolationLog::add(ViolationKind kind, std::uint16_t queue, const SubmissionEntry* command,
                        const std::string& text) {
-  total_.fetch_add(1);
   const std::lock_guard lock(mutex_);
   if (list_.size() >= kept_) return;
   Violation violation{kind,
@@ -91,7 +90,6 @@ std::vector<Violation> ViolationLog::list() const {
 
 std::vector<Violation> ViolationLog::take() {
   const std::lock_guard lock(mutex_);
-  total_.store(0);
   return std::exchange(list_, {});
 }
 

@@ -2,7 +2,6 @@
 // What clients of a software controller did wrong.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -51,13 +50,11 @@ class ViolationLog {
   void add(ViolationKind kind, std::uint16_t queue, const SubmissionEntry* command, const std::string& text);
   std::vector<Violation> list() const;
   std::vector<Violation> take();  // and forgets them
-  std::uint64_t total() const { return total_.load(); }
 
  private:
   const std::size_t kept_;
   mutable std::mutex mutex_;
   std::vector<Violation> list_;
-  std::atomic<std::uint64_t> total_{0};
 };
 
 // Each on a line of its own, for a test's message.

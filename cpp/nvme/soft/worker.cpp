@@ -20,6 +20,25 @@ constexpr std::uint64_t kNoQueuesSleepNs = 100'000'000;  // who has no queue is 
 constexpr std::uint32_t kPassesPerYield = 1024;
 constexpr std::uint64_t kIdlePerSleep = 8;  // who was idle for 8 ms sleeps for 1 ms
 
+// Sent again, the same command may end otherwise.
+bool may_succeed_later(std::uint16_t status) {
+  switch (status) {
+    case kScSuccess:
+    case kScDataTransferError:
+    case kScAbortLimit:
+    case kScAsyncEventLimit:
+    case kScInvalidQueueDeletion:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Of a command that was not executed for what it says itself.
+std::uint16_t status_of_refused(std::uint16_t status) {
+  return may_succeed_later(status) ? status : static_cast<std::uint16_t>(status | kDoNotRetry);
+}
+
 }  // namespace
 
 SoftWorker::SoftWorker(SoftController::Core& core, std::size_t index)
@@ -61,11 +80,12 @@ void SoftWorker::loop() {
     }
     if (now - last_work < spin || due_ < now + kNearNs) continue;
     const std::uint64_t sleep = std::clamp((now - last_work) / kIdlePerSleep, least, most);
-    const std::uint64_t limit = has_queues_ || index_ == 0 ? sleep : kNoQueuesSleepNs;
+    const bool had_queues = has_queues_;
+    const std::uint64_t limit = had_queues || index_ == 0 ? sleep : kNoQueuesSleepNs;
     wakeup_.sleep(std::min(limit, due_ - now - kNearNs / 2), [&] {
       const bool worked = stop_.load() || core_.armed() || pass();
       if (worked) idle = false;
-      return worked;
+      return worked || has_queues_ != had_queues;
     });
   }
 }
@@ -76,8 +96,10 @@ bool SoftWorker::pass() {
   bool worked = index_ == 0 && core_.control(now);
   {
     const std::lock_guard no_unmap(reader_);
+    // Before commands that a drive has finished are completed: a ring of theirs may have been unmapped meanwhile.
+    const bool serves = !core_.halted() && rings_hold();
     worked |= take_finished();
-    if (!core_.halted() && rings_hold()) worked |= serve(now);
+    if (serves && !core_.halted()) worked |= serve(now);
     submit_pending();
   }
   due_ = earliest_due();
@@ -88,9 +110,9 @@ bool SoftWorker::pass() {
 bool SoftWorker::serve(std::uint64_t now) {
   bool worked = run_due(now);
   for (const auto& cq : cqs_) {
-    const std::uint32_t refused = cq->refused_head;
-    worked |= cq->refresh(core_.log());
-    if (cq->refused_head != refused && cq->refused_head != cq->kNone) core_.admin().doorbell_event();
+    const Doorbell head = cq->refresh(core_.log());
+    if (head == Doorbell::kWrong) core_.admin().doorbell_event(kEventDoorbellValue);
+    worked |= head == Doorbell::kMoved;
     worked |= cq->drain();
   }
   // By index: an admin command may add a queue.
@@ -129,20 +151,18 @@ std::uint64_t SoftWorker::earliest_due() const {
   if (core_.halted()) return due;
   if (!held_.empty()) due = std::min(due, held_.front()->due);
   for (const auto& sq : sqs_) {
-    if (sq->stalled_until != 0 && sq->head != sq->tail) due = std::min(due, sq->stalled_until);
+    if (sq->stalled_until != 0 && sq->head != sq->tail && !sq->deleting) due = std::min(due, sq->stalled_until);
   }
   return due;
 }
 
 bool SoftWorker::fetch(SoftSubmissionQueue& sq, std::uint64_t now) {
   if (sq.deleting || now < sq.stalled_until) return false;
-  const std::uint32_t refused = sq.refused_tail;
-  if (!sq.refresh(core_.log())) {
-    if (sq.refused_tail != refused) core_.admin().doorbell_event();
-    return false;
-  }
-  if (sq.head == sq.tail) return false;
   sq.stalled_until = 0;
+  // Who leaves its completions lying gets no more, so that those that wait for room stay few.
+  if (!sq.cq.waiting.empty()) return false;
+  if (sq.refresh(core_.log()) == Doorbell::kWrong) core_.admin().doorbell_event(kEventDoorbellValue);
+  if (sq.head == sq.tail) return false;
   std::uint32_t fetched = 0;
   while (sq.head != sq.tail && fetched < kBatch && !sq.deleting && sq.stalled_until == 0 && !core_.halted()) {
     SoftCommand& command = take(sq, sq.ring[sq.head]);
@@ -175,7 +195,7 @@ void SoftWorker::begin(SoftCommand& command) {
     core_.log().add(ViolationKind::kCommandId, sq.id, &command.entry,
                     "no completion was posted for an earlier command of this id");
     command.status = kScCommandIdConflict;
-    sq.cq.post(entry_of(command), false, core_.log());
+    post(sq, entry_of(command), false);
     recycle(command);
     return;
   }
@@ -192,14 +212,15 @@ bool SoftWorker::prepare(SoftCommand& command) {
   command.prepared = true;
   const Sc status = prepare_io(command, core_.rules(), core_.log(), reader_);
   if (status == kScSuccess) return true;
-  command.status = status;
+  command.status = status_of_refused(status);
   return false;
 }
 
 void SoftWorker::start(SoftCommand& command) {
   if (command.sq->id == 0) {
-    if (core_.admin().execute(command)) complete(command);
-    return;
+    if (!core_.admin().execute(command)) return;
+    command.status = status_of_refused(command.status);
+    return complete(command);
   }
   if (!prepare(command)) return complete(command);
   const bool waits = std::any_of(command.targets.begin(), command.targets.end(),
@@ -208,10 +229,7 @@ void SoftWorker::start(SoftCommand& command) {
     command.status = status;
     return complete(command);
   }
-  if (waits) {
-    ++command.sq->in_drive;
-    command.running.store(static_cast<std::uint32_t>(command.requests.size()), std::memory_order_relaxed);
-  }
+  std::uint32_t running = 0;
   static const Medium::Completion kept = [](MediumRequest&) {};
   for (std::size_t i = 0; i < command.requests.size(); ++i) {
     const SoftNamespaceState& target = *command.targets[i];
@@ -221,6 +239,7 @@ void SoftWorker::start(SoftCommand& command) {
                                   [&](const Pending& other) { return other.runner == target.runner; });
       if (pending == pending_.end()) pending = pending_.insert(pending, {target.runner, {}});
       pending->requests.push_back(request);
+      ++running;
       continue;
     }
     target.medium->run({&request, 1}, kept);
@@ -228,10 +247,10 @@ void SoftWorker::start(SoftCommand& command) {
     if (request.not_before > command.not_before.load(std::memory_order_relaxed)) {
       command.not_before.store(request.not_before, std::memory_order_relaxed);
     }
-    // The last request may be this one, though others were with a drive: they have finished before it.
-    if (waits && command.running.fetch_sub(1) == 1) medium_done(command);
   }
-  if (!waits) finish(command);
+  if (!waits) return finish(command);
+  ++command.sq->in_drive;
+  command.running.store(running, std::memory_order_relaxed);  // before submit_pending()
 }
 
 void SoftWorker::submit_pending() {
@@ -259,8 +278,10 @@ bool SoftWorker::take_finished() {
     finished_count_.store(0);
   }
   for (SoftCommand* command : finished_now_) {
-    --command->sq->in_drive;
+    SoftSubmissionQueue& sq = *command->sq;
     finish(*command);
+    // Its deletion is another thread's to complete, which may be asleep.
+    if (--sq.in_drive == 0 && sq.deleting) core_.workers().front()->wakeup().notify();
   }
   finished_now_.clear();
   return true;
@@ -308,10 +329,14 @@ void SoftWorker::post(SoftCommand& command) {
   SoftSubmissionQueue& sq = *command.sq;
   if (!sq.silent) {
     sq.free_id(command.entry.command_id);
-    sq.cq.post(entry_of(command), true, core_.log());
-    counts_.completions.fetch_add(1, std::memory_order_relaxed);
+    post(sq, entry_of(command), true);
   }
   recycle(command);
+}
+
+void SoftWorker::post(SoftSubmissionQueue& sq, const CompletionEntry& entry, bool accounted) {
+  sq.cq.post(entry, accounted, core_.log());
+  counts_.completions.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace tardis::nvme

@@ -38,6 +38,7 @@ class SoftWorker {
   SoftSubmissionQueue& add_sq(std::uint16_t id, SoftCompletionQueue& cq, std::uint32_t entries, std::uint64_t address,
                               const SubmissionEntry* ring);
   SoftCompletionQueue* cq(std::uint16_t id);
+  bool has_io_queues() const;
   SoftSubmissionQueue* sq(std::uint16_t id);
   void remove_cq(SoftCompletionQueue& cq);
   void remove_sq(SoftSubmissionQueue& sq);  // quiesced, and nothing in the drive
@@ -84,6 +85,7 @@ class SoftWorker {
   void finish(SoftCommand& command);
   bool inject_after(SoftCommand& command);
   void post(SoftCommand& command);
+  void post(SoftSubmissionQueue& sq, const CompletionEntry& entry, bool accounted);
   CompletionEntry entry_of(const SoftCommand& command);
   void hold(SoftCommand& command, HeldFor what, std::uint64_t due);
   void resume(SoftCommand& command);

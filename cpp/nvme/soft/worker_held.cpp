@@ -96,7 +96,7 @@ bool SoftWorker::inject_after(SoftCommand& command) {
     case FaultKind::kWrongCommandId: {
       CompletionEntry entry = entry_of(command);
       entry.command_id = wrong_id(sq);
-      sq.cq.post(entry, false, core_.log());
+      post(sq, entry, false);
       lost_.push_back(&command);
       return true;
     }
@@ -109,6 +109,7 @@ bool SoftWorker::inject_after(SoftCommand& command) {
 }
 
 std::uint16_t SoftWorker::wrong_id(const SoftSubmissionQueue& sq) {
+  if (sq.outstanding >= kNoCommandId) return kNoCommandId;
   // Half of them are such as the client uses, but not now.
   const std::uint32_t random = core_.faults()->random();
   std::uint32_t id = (random & 1) != 0 ? (random >> 1) % sq.entries : random >> 16;
@@ -153,7 +154,7 @@ void SoftWorker::resume(SoftCommand& command) {
       break;
     }
     case HeldFor::kCopy:
-      if (!command.sq->silent) command.sq->cq.post(entry_of(command), false, core_.log());
+      if (!command.sq->silent) post(*command.sq, entry_of(command), false);
       recycle(command);
       break;
   }
@@ -265,6 +266,10 @@ SoftSubmissionQueue& SoftWorker::add_sq(std::uint16_t id, SoftCompletionQueue& c
 SoftCompletionQueue* SoftWorker::cq(std::uint16_t id) {
   const auto found = std::find_if(cqs_.begin(), cqs_.end(), [&](const auto& queue) { return queue->id == id; });
   return found == cqs_.end() ? nullptr : found->get();
+}
+
+bool SoftWorker::has_io_queues() const {
+  return std::any_of(cqs_.begin(), cqs_.end(), [](const auto& queue) { return queue->id != 0; });
 }
 
 SoftSubmissionQueue* SoftWorker::sq(std::uint16_t id) {
