@@ -1,67 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Media of the software controller: files, a volatile cache with power cuts, and the pace of a drive.
+// Media of the software controller that wait: files, the pace of a drive, and what fails.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
-#include <map>
-#include <mutex>
+#include <fstream>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "block/block_device.h"
 #include "block_support.h"
-#include "nvme/soft/cached_medium.h"
 #include "nvme/soft/file_medium.h"
 #include "nvme/soft/paced_medium.h"
-#include "nvme_soft_client.h"
+#include "nvme_soft_media.h"
+#include "store_support.h"
 
 namespace tardis::nvme::testing {
 namespace {
 
 using tardis::testing::random_bytes;
 using tardis::testing::TempFolder;
-using Op = MediumRequest::Op;
-
-// One request, run to its end.
-int run(Medium& medium, Op op, std::uint64_t offset, std::vector<std::uint8_t>* data, std::uint64_t bytes = 0,
-        bool durable = false) {
-  MediumRequest request;
-  request.op = op;
-  request.offset = offset;
-  request.bytes = data != nullptr ? data->size() : bytes;
-  request.durable = durable;
-  iovec memory[2]{};
-  if (data != nullptr) {
-    // In two parts, neither of which is aligned.
-    memory[0] = {data->data(), data->size() / 3};
-    memory[1] = {data->data() + data->size() / 3, data->size() - data->size() / 3};
-    request.memory = memory;
-  }
-  int completions = 0;
-  medium.run({&request, 1}, [&](MediumRequest&) { ++completions; });
-  EXPECT_EQ(completions, 1);
-  return request.error;
-}
-
-std::vector<std::uint8_t> read(Medium& medium, std::uint64_t offset, std::uint64_t bytes) {
-  std::vector<std::uint8_t> data(bytes);
-  EXPECT_EQ(run(medium, Op::kRead, offset, &data), 0);
-  return data;
-}
-
-void write(Medium& medium, std::uint64_t offset, std::vector<std::uint8_t> data, bool durable = false) {
-  EXPECT_EQ(run(medium, Op::kWrite, offset, &data, 0, durable), 0);
-}
-
-std::shared_ptr<MemoryMedium> memory(std::uint64_t bytes) {
-  Result<std::unique_ptr<MemoryMedium>> made = MemoryMedium::create(bytes);
-  EXPECT_TRUE(made);
-  return std::shared_ptr<MemoryMedium>(std::move(*made));
-}
 
 // Two files of different sizes, as the store's data files may be.
 struct Files {
@@ -206,187 +167,6 @@ TEST(NvmeSoftMedia, MemoryIsNotUnmappedUnderADrive) {
   }
 }
 
-TEST(NvmeSoftMedia, ACacheKeepsWhatWasWrittenApart) {
-  const auto base = memory(1 << 20);
-  CachedMedium cached(base);
-  write(cached, 512, random_bytes(2048, 1));
-  write(cached, 1024, random_bytes(512, 2));
-  std::vector<std::uint8_t> expected = random_bytes(2048, 1);
-  const std::vector<std::uint8_t> middle = random_bytes(512, 2);
-  std::copy(middle.begin(), middle.end(), expected.begin() + 512);
-  EXPECT_EQ(read(cached, 512, 2048), expected);
-  EXPECT_EQ(read(*base, 512, 2048), std::vector<std::uint8_t>(2048));
-  EXPECT_EQ(cached.unflushed_bytes(), 2048u);
-  // A durable write goes to the medium, and what it covers does not come back later.
-  write(cached, 1536, random_bytes(512, 3), true);
-  EXPECT_EQ(read(*base, 1536, 512), random_bytes(512, 3));
-  EXPECT_EQ(cached.unflushed_bytes(), 1536u);
-  EXPECT_EQ(run(cached, Op::kWriteZeroes, 512, nullptr, 512), 0);
-  std::fill_n(expected.begin(), 512, 0);
-  const std::vector<std::uint8_t> durable = random_bytes(512, 3);
-  std::copy(durable.begin(), durable.end(), expected.begin() + 1024);
-  EXPECT_EQ(read(cached, 512, 2048), expected);
-  EXPECT_EQ(run(cached, Op::kFlush, 0, nullptr), 0);
-  EXPECT_EQ(read(*base, 512, 2048), expected);
-  EXPECT_EQ(cached.unflushed_bytes(), 0u);
-  std::mt19937_64 random(1);
-  EXPECT_EQ(cached.power_cut(random).kept, 0u);
-  EXPECT_EQ(read(cached, 512, 2048), expected);
-}
-
-TEST(NvmeSoftMedia, AFullCacheIsWrittenBack) {
-  const auto base = memory(1 << 20);
-  CacheOptions options;
-  options.most_bytes = 64 << 10;
-  CachedMedium cached(base, options);
-  const std::vector<std::uint8_t> data = random_bytes(68 << 10, 1);
-  for (std::size_t at = 0; at < data.size(); at += 4096) {
-    write(cached, at,
-          {data.begin() + static_cast<std::ptrdiff_t>(at), data.begin() + static_cast<std::ptrdiff_t>(at + 4096)});
-  }
-  EXPECT_EQ(cached.unflushed_bytes(), 0u);
-  EXPECT_EQ(read(*base, 0, data.size()), data);
-}
-
-// Blocks are filled with the number of the write. After a power cut each sector has what was flushed or one of the
-// later writes; small writes are whole, large ones are sometimes torn, and later ones sometimes survive earlier ones.
-TEST(NvmeSoftMedia, PowerCutsLoseSomeUnflushedWrites) {
-  constexpr std::uint32_t kBlock = 4096, kBlocks = 64, kLarge = 4;
-  std::mt19937_64 random(11);
-  bool torn = false, overtaken = false, all_lost = false;
-  for (int round = 0; round < 200; ++round) {
-    const auto base = memory(kBlock * kBlocks);
-    CacheOptions options;
-    options.atomic_bytes = kBlock;
-    CachedMedium cached(base, options);
-    std::vector<std::uint32_t> flushed(kBlocks);
-    std::map<std::uint32_t, std::pair<std::uint32_t, std::uint32_t>> unflushed;  // number: first block, blocks
-    const auto fill = [&](std::uint32_t number, std::uint32_t first, std::uint32_t blocks, bool durable) {
-      std::vector<std::uint8_t> data(blocks * std::size_t{kBlock});
-      for (std::size_t i = 0; i < data.size(); i += 4) std::memcpy(&data[i], &number, 4);
-      write(cached, first * std::uint64_t{kBlock}, data, durable);
-    };
-    for (std::uint32_t number = 1; number <= 30; ++number) {
-      const std::uint32_t blocks = number % 3 == 0 ? kLarge : 1;
-      const auto first = static_cast<std::uint32_t>(random() % (kBlocks - kLarge));
-      const bool durable = number % 10 == 5;
-      fill(number, first, blocks, durable);
-      if (durable) {
-        for (std::uint32_t i = 0; i < blocks; ++i) flushed[first + i] = number;
-      } else {
-        unflushed[number] = {first, blocks};
-      }
-      if (number == 12) {
-        EXPECT_EQ(run(cached, Op::kFlush, 0, nullptr), 0);
-        for (const auto& [earlier, range] : unflushed) {
-          for (std::uint32_t i = 0; i < range.second; ++i) {
-            flushed[range.first + i] = std::max(flushed[range.first + i], earlier);
-          }
-        }
-        unflushed.clear();
-      }
-    }
-    const CachedMedium::Cut cut = cached.power_cut(random);
-    all_lost |= cut.kept == 0;
-    std::map<std::uint32_t, std::uint32_t> sectors;  // found, by the number of the write
-    for (std::uint32_t block = 0; block < kBlocks; ++block) {
-      const std::vector<std::uint8_t> found = read(*base, block * std::uint64_t{kBlock}, kBlock);
-      ASSERT_EQ(read(cached, block * std::uint64_t{kBlock}, kBlock), found);
-      for (std::uint32_t sector = 0; sector < kBlock / 512; ++sector) {
-        std::uint32_t number;
-        std::memcpy(&number, &found[sector * std::size_t{512}], 4);
-        for (std::size_t i = 0; i < 512; i += 4) ASSERT_EQ(std::memcmp(&found[sector * 512 + i], &number, 4), 0);
-        ++sectors[number];
-        if (number == flushed[block]) continue;
-        const auto write_of = unflushed.find(number);
-        ASSERT_NE(write_of, unflushed.end()) << number << " in block " << block;
-        ASSERT_GT(number, flushed[block]);
-        ASSERT_GE(block, write_of->second.first);
-        ASSERT_LT(block, write_of->second.first + write_of->second.second);
-      }
-      // One block was written by one write, or torn between large ones.
-      for (const auto& [number, range] : unflushed) {
-        if (block < range.first || block >= range.first + range.second) continue;
-        overtaken |= std::memcmp(found.data(), &number, 4) == 0 &&
-                     std::any_of(unflushed.upper_bound(number), unflushed.end(), [&](const auto& later) {
-                       return block >= later.second.first && block < later.second.first + later.second.second;
-                     });
-      }
-    }
-    for (const auto& [number, range] : unflushed) {
-      if (range.second == 1) {
-        // Small writes are whole, but for later ones above them.
-        const auto block = read(*base, range.first * std::uint64_t{kBlock}, kBlock);
-        std::vector<std::uint32_t> numbers;
-        for (std::size_t at = 0; at < kBlock; at += 512) std::memcpy(&numbers.emplace_back(), &block[at], 4);
-        if (std::find(numbers.begin(), numbers.end(), number) != numbers.end()) {
-          ASSERT_GE(*std::min_element(numbers.begin(), numbers.end()), number);
-        }
-      }
-      const auto found = sectors.find(number);
-      if (found == sectors.end()) continue;
-      if (range.second == kLarge && found->second % 8 != 0) torn = true;
-    }
-  }
-  EXPECT_TRUE(torn);
-  EXPECT_TRUE(overtaken);
-  EXPECT_FALSE(all_lost);
-}
-
-TEST(NvmeSoftMedia, AControllerLosesItsPower) {
-  SoftControllerOptions options;
-  const auto cached = std::make_shared<CachedMedium>(memory(1 << 20));
-  options.namespaces.push_back({cached, 12, 0, 0});
-  options.faults = std::make_shared<FaultPlan>();
-  HandClient client(std::move(options));
-  ASSERT_TRUE(client.enable());
-  SharedMemory data(client.space(), 4096);
-  data.fill(1);
-  auto queue = client.queue(1, 16);
-  const std::string written = data.text(0, 4096);
-  EXPECT_EQ(queue->status(io_command(IoOpcode::kWrite, 1, 1, 1, data.address())), 0);
-  EXPECT_EQ(queue->status(io_command(IoOpcode::kFlush, 2)), 0);
-  SubmissionEntry forced = io_command(IoOpcode::kWrite, 3, 2, 1, data.address());
-  forced.cdw12 |= kForceUnitAccess;
-  EXPECT_EQ(queue->status(forced), 0);
-  EXPECT_EQ(cached->unflushed_bytes(), 0u);
-  EXPECT_EQ(queue->status(io_command(IoOpcode::kWrite, 4, 3, 1, data.address())), 0);
-  EXPECT_EQ(cached->unflushed_bytes(), 4096u);
-  // Without the cache every write is durable.
-  std::uint32_t result = 9;
-  EXPECT_EQ(client.admin().status(admin_command(AdminOpcode::kSetFeatures, kFeatureVolatileCache, 0)), 0);
-  EXPECT_EQ(client.admin().status(admin_command(AdminOpcode::kGetFeatures, kFeatureVolatileCache), &result), 0);
-  EXPECT_EQ(result, 0u);
-  EXPECT_EQ(queue->status(io_command(IoOpcode::kWrite, 5, 4, 1, data.address())), 0);
-  EXPECT_EQ(cached->unflushed_bytes(), 4096u);
-  FaultRule late;
-  late.kind = FaultKind::kLateCompletion;
-  late.queue = 1;
-  late.late_data = true;
-  late.delay = std::chrono::milliseconds(20);
-  client.faults().add(late);
-  queue->submit(io_command(IoOpcode::kRead, 6, 1, 1, data.address()));
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  client.controller().cut_power();
-  std::mt19937_64 random(1);
-  cached->power_cut(random);
-  EXPECT_EQ(client.window().read32(kRegCsts), 0u);
-  EXPECT_EQ(client.window().read32(kRegCc), 0u);
-  EXPECT_NE(client.window().read64(kRegCap), 0u);
-  std::memset(data.data(), 0, 4096);
-  std::this_thread::sleep_for(std::chrono::milliseconds(40));
-  EXPECT_EQ(data.text(0, 4096), std::string(4096, '\0'));  // nothing moves any more
-  ASSERT_TRUE(client.enable());
-  queue = client.queue(1, 16);
-  for (const std::uint64_t block : {1u, 2u, 4u}) {
-    EXPECT_EQ(queue->status(io_command(IoOpcode::kRead, 1, block, 1, data.address())), 0);
-    EXPECT_EQ(data.text(0, 4096), written) << block;
-  }
-  EXPECT_EQ(client.admin().status(admin_command(AdminOpcode::kGetFeatures, kFeatureVolatileCache), &result), 0);
-  EXPECT_EQ(result, 1u);
-  EXPECT_EQ(client.complaints(), "");
-}
-
 TEST(NvmeSoftMedia, ThePaceOfADrive) {
   DriveModel model;
   model.read_bytes_per_ns = 0.5;
@@ -434,43 +214,6 @@ TEST(NvmeSoftMedia, ThePaceOfADrive) {
   }
   EXPECT_EQ(client.complaints(), "");
 }
-
-// A medium whose requests finish when they are let go.
-class GatedMedium final : public Medium {
- public:
-  std::uint64_t bytes() const override { return 1 << 20; }
-  bool immediate() const override { return false; }
-  bool needs_flush() const override { return true; }
-  void run(std::span<MediumRequest> requests, const Completion& on_complete) override {
-    {
-      std::unique_lock lock(mutex_);
-      inside_ += requests.size();
-      changed_.notify_all();
-      changed_.wait(lock, [&] { return open_; });
-    }
-    for (MediumRequest& request : requests) {
-      for (const iovec& part : request.memory) {
-        if (request.op == Op::kRead) std::memset(part.iov_base, 0x5a, part.iov_len);
-      }
-      on_complete(request);
-    }
-  }
-  void wait_for(std::size_t requests) {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::nanoseconds(kPatienceNs), [&] { return inside_ >= requests; }));
-  }
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::size_t inside_ = 0;
-  bool open_ = false;
-};
 
 // A queue is deleted, a controller reset or without power, and memory unmapped only when no drive moves data for it any
 // more.
@@ -554,6 +297,131 @@ TEST(NvmeSoftMedia, ErrorsBecomeStatuses) {
   EXPECT_EQ(client.complaints(), "");
   client.window().write32(kRegCc, kUsualCc | kCcShnNormal);
   EXPECT_TRUE(client.wait_status(kCstsFatal, kCstsFatal));
+}
+
+// After a failed fdatasync the kernel takes the pages for clean: the next one succeeds, and the data is lost.
+TEST(NvmeSoftMedia, AFlushThatFailedIsNotMadeGoodByAnother) {
+  Files files;
+  const auto faults = std::make_shared<tardis::testing::Faults>();
+  int failures = 1;
+  faults->before_flush = [&](FileId) { return failures-- > 0 ? EIO : 0; };
+  tardis::testing::FaultDevice device(std::move(files.device), faults);
+  Result<std::unique_ptr<FileMedium>> medium = FileMedium::create(device, files.parts);
+  ASSERT_TRUE(medium);
+  write(**medium, 0, random_bytes(4096, 1));
+  EXPECT_EQ(run(**medium, Op::kFlush, 0, nullptr), EIO);
+  EXPECT_EQ(run(**medium, Op::kFlush, 0, nullptr), EIO);
+  std::vector<std::uint8_t> data = random_bytes(4096, 2);
+  EXPECT_EQ(run(**medium, Op::kWrite, 4096, &data, 0, true), EIO);
+  write(**medium, 8192, data);
+  EXPECT_EQ(read(**medium, 8192, 4096), data);
+}
+
+// The completion of a command that was with the drive finds the ring gone, and perhaps used for something else.
+TEST(NvmeSoftMedia, ARingThatWasUnmappedIsNotWrittenByTheDrivesCompletions) {
+  for (int round = 0; round < 5; ++round) {
+    const auto gate = std::make_shared<GatedMedium>();
+    SoftControllerOptions options;
+    options.namespaces.push_back({gate, 12, 0, 0});
+    options.least_sleep = options.most_sleep = std::chrono::milliseconds(500);
+    HandClient client(options);
+    ASSERT_TRUE(client.enable());
+    const auto queue = client.queue(1, 8);
+    SharedMemory data(client.space(), 4096);
+    queue->submit(io_command(IoOpcode::kRead, 1, 0, 1, data.address()));
+    gate->wait_for(1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the controller is asleep
+    queue->cq().unmap();
+    std::memset(queue->cq().data(), 0x11, queue->cq().size());
+    gate->open();
+    EXPECT_TRUE(client.wait_status(kCstsFatal, kCstsFatal));
+    EXPECT_EQ(queue->cq().text(0, queue->cq().size()), std::string(queue->cq().size(), '\x11'));
+    EXPECT_EQ(client.kinds(), "DMA after unmap");
+  }
+}
+
+// The thread that serves the admin queue is told when another's last command is back from the drive.
+TEST(NvmeSoftMedia, ADeletedQueueIsNotWaitedForAsleep) {
+  const auto gate = std::make_shared<GatedMedium>();
+  SoftControllerOptions options;
+  options.namespaces.push_back({gate, 12, 0, 0});
+  options.threads = 2;
+  options.least_sleep = options.most_sleep = std::chrono::seconds(3);
+  HandClient client(options);
+  ASSERT_TRUE(client.enable());
+  const auto queue = client.queue(2, 8);  // of the second thread
+  SharedMemory data(client.space(), 4096);
+  queue->submit(io_command(IoOpcode::kRead, 1, 0, 1, data.address()));
+  gate->wait_for(1);
+  client.admin().submit(admin_command(AdminOpcode::kDeleteSq, 2));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const std::uint64_t start = monotonic_ns();
+  gate->open();
+  EXPECT_TRUE(client.admin().wait());
+  EXPECT_LT(monotonic_ns() - start, 2'000'000'000u);
+}
+
+TEST(NvmeSoftMedia, OnlyForcedWritesAndFlushesReachTheDrive) {
+  Files files;
+  const auto faults = std::make_shared<tardis::testing::Faults>();
+  tardis::testing::FaultDevice device(std::move(files.device), faults);
+  Result<std::unique_ptr<FileMedium>> made = FileMedium::create(device, files.parts);
+  ASSERT_TRUE(made);
+  const std::shared_ptr<FileMedium> medium(std::move(*made));
+  SoftControllerOptions options;
+  options.namespaces.push_back({medium, 12, 0, 0});
+  HandClient client(options);
+  ASSERT_TRUE(client.enable());
+  const auto queue = client.queue(1, 8);
+  SharedMemory data(client.space(), 4096);
+  const auto flushes_of = [&](IoOpcode opcode, std::uint32_t flags = 0) {
+    const std::uint64_t before = faults->flushes;
+    SubmissionEntry entry = io_command(opcode, 1, 0, 1, opcode == IoOpcode::kWriteZeroes ? 0 : data.address());
+    entry.cdw12 |= flags;
+    EXPECT_EQ(queue->status(entry), 0);
+    return faults->flushes - before;
+  };
+  EXPECT_EQ(flushes_of(IoOpcode::kWrite), 0u);
+  EXPECT_EQ(flushes_of(IoOpcode::kWriteZeroes), 0u);
+  EXPECT_EQ(flushes_of(IoOpcode::kRead, kForceUnitAccess), 0u);
+  EXPECT_EQ(flushes_of(IoOpcode::kFlush), 2u);
+  EXPECT_EQ(flushes_of(IoOpcode::kWrite, kForceUnitAccess), 2u);
+  EXPECT_EQ(flushes_of(IoOpcode::kWriteZeroes, kForceUnitAccess), 2u);
+  // Without the cache the client need not flush, so every write does.
+  EXPECT_EQ(client.admin().status(admin_command(AdminOpcode::kSetFeatures, kFeatureVolatileCache, 0)), 0);
+  EXPECT_EQ(flushes_of(IoOpcode::kWrite), 2u);
+  EXPECT_EQ(flushes_of(IoOpcode::kWriteZeroes), 2u);
+  EXPECT_EQ(client.complaints(), "");
+}
+
+TEST(NvmeSoftMedia, AFileThatWasCutShortIsAMediaError) {
+  Files files;
+  const auto medium = files.medium();
+  ASSERT_EQ(::truncate(files.folder.file("b").c_str(), 1 << 20), 0);
+  std::vector<std::uint8_t> data(8192);
+  EXPECT_EQ(run(*medium, Op::kRead, files.kFirst, &data), 0);
+  EXPECT_EQ(run(*medium, Op::kRead, files.kFirst + (1 << 20) - 4096, &data), ENODATA);
+  EXPECT_EQ(run(*medium, Op::kRead, files.kFirst + (2 << 20), &data), ENODATA);
+}
+
+// A namespace may be larger than the memory of the machine, as long as little of it is written.
+TEST(NvmeSoftMedia, ZeroesTakeNoMemory) {
+  constexpr std::uint64_t kBytes = std::uint64_t{2} << 30;
+  const auto resident = [] {
+    std::ifstream statm("/proc/self/statm");
+    std::uint64_t size = 0, pages = 0;
+    statm >> size >> pages;
+    return pages * 4096;
+  };
+  const auto medium = memory(kBytes);
+  write(*medium, 512, random_bytes(4 << 20, 1));
+  const std::uint64_t before = resident();
+  EXPECT_EQ(run(*medium, Op::kDeallocate, 1024, nullptr, kBytes - 2048), 0);
+  EXPECT_LT(resident(), before + (256 << 20));
+  std::vector<std::uint8_t> expected(4 << 20);
+  const std::vector<std::uint8_t> written = random_bytes(4 << 20, 1);
+  std::copy_n(written.begin(), 512, expected.begin());
+  EXPECT_EQ(read(*medium, 512, 4 << 20), expected);
 }
 
 }  // namespace

@@ -38,17 +38,11 @@ void scatter(std::span<const iovec> memory, std::uint64_t at, const std::byte* f
 CachedMedium::CachedMedium(std::shared_ptr<Medium> base, const CacheOptions& options)
     : base_(std::move(base)), options_(options) {}
 
-int CachedMedium::to_base(MediumRequest::Op op, std::uint64_t offset, std::span<const iovec> memory,
-                          std::uint64_t bytes, bool durable) {
-  MediumRequest request;
-  request.op = op;
-  request.offset = offset;
-  request.memory = memory;
-  request.bytes = bytes;
-  request.durable = durable;
-  int error = 0;
-  base_->run({&request, 1}, [&](MediumRequest& done) { error = done.error; });
-  return error;
+int CachedMedium::to_base(MediumRequest below, MediumRequest& above) {
+  below.not_before = 0;
+  base_->run({&below, 1}, [](MediumRequest&) {});
+  above.not_before = std::max(above.not_before, below.not_before);
+  return below.error;
 }
 
 void CachedMedium::run(std::span<MediumRequest> requests, const Completion& on_complete) {
@@ -68,7 +62,7 @@ void CachedMedium::run(std::span<MediumRequest> requests, const Completion& on_c
           request.error = deallocates_to_zero() ? write(request) : 0;
           break;
         case MediumRequest::Op::kFlush:
-          request.error = flush();
+          request.error = flush(request);
           break;
       }
     }
@@ -77,8 +71,7 @@ void CachedMedium::run(std::span<MediumRequest> requests, const Completion& on_c
 }
 
 int CachedMedium::read(MediumRequest& request) {
-  if (const int error = to_base(MediumRequest::Op::kRead, request.offset, request.memory, request.bytes, false))
-    return error;
+  if (const int error = to_base(request, request)) return error;
   static constexpr std::array<std::byte, kSector> kZeros{};
   const std::uint64_t end = (request.offset + request.bytes) / kSector;
   for (auto held = sectors_.lower_bound(request.offset / kSector); held != sectors_.end() && held->first < end;
@@ -91,11 +84,11 @@ int CachedMedium::read(MediumRequest& request) {
   return 0;
 }
 
-int CachedMedium::write(const MediumRequest& request) {
+int CachedMedium::write(MediumRequest& request) {
   const bool zeros = request.op != MediumRequest::Op::kWrite;
   const std::uint64_t first = request.offset / kSector, end = (request.offset + request.bytes) / kSector;
   if (request.durable) {
-    const int error = to_base(request.op, request.offset, request.memory, request.bytes, true);
+    const int error = to_base(request, request);
     // What was written here before must not come back.
     if (error == 0) sectors_.erase(sectors_.lower_bound(first), sectors_.lower_bound(end));
     return error;
@@ -109,10 +102,10 @@ int CachedMedium::write(const MediumRequest& request) {
   }
   for (std::uint64_t sector = first; sector < end; ++sector) sectors_[sector].push_back(write);
   held_bytes_ += request.bytes;
-  return held_bytes_ > options_.most_bytes ? write_back() : 0;
+  return held_bytes_ > options_.most_bytes ? write_back(request) : 0;
 }
 
-int CachedMedium::write_back() {
+int CachedMedium::write_back(MediumRequest& above) {
   std::vector<std::byte> data;
   for (auto held = sectors_.begin(); held != sectors_.end();) {
     const std::uint64_t first = held->first;
@@ -126,17 +119,21 @@ int CachedMedium::write_back() {
       }
     }
     const iovec memory{data.data(), data.size()};
-    if (const int error = to_base(MediumRequest::Op::kWrite, first * kSector, {&memory, 1}, data.size(), false))
-      return error;
+    MediumRequest below;
+    below.op = MediumRequest::Op::kWrite;
+    below.offset = first * kSector;
+    below.memory = {&memory, 1};
+    below.bytes = data.size();
+    if (const int error = to_base(below, above)) return error;
   }
   sectors_.clear();
   held_bytes_ = 0;
   return 0;
 }
 
-int CachedMedium::flush() {
-  if (const int error = write_back()) return error;
-  return to_base(MediumRequest::Op::kFlush, 0, {}, 0, false);
+int CachedMedium::flush(MediumRequest& request) {
+  if (const int error = write_back(request)) return error;
+  return to_base(request, request);
 }
 
 CachedMedium::Cut CachedMedium::power_cut(std::mt19937_64& random) {
@@ -152,10 +149,12 @@ CachedMedium::Cut CachedMedium::power_cut(std::mt19937_64& random) {
     if (added) found->second.fate = static_cast<Fate>(random() % (write->bytes <= options_.atomic_bytes ? 2 : 3));
     return found->second;
   };
+  // A medium cannot write less at a time than its granularity.
+  const std::uint64_t torn_bytes = std::max(options_.torn_bytes, granularity());
   const auto survives = [&](const Write* write, std::uint64_t sector) {
     Outcome& outcome = outcome_of(write);
     if (outcome.fate != Fate::kTorn) return outcome.fate == Fate::kKept;
-    const auto [piece, added] = outcome.pieces.try_emplace(sector * kSector / options_.torn_bytes);
+    const auto [piece, added] = outcome.pieces.try_emplace(sector * kSector / torn_bytes);
     if (added) piece->second = (random() & 1) != 0;
     return piece->second;
   };
@@ -169,7 +168,8 @@ CachedMedium::Cut CachedMedium::power_cut(std::mt19937_64& random) {
   for (const auto& [write, outcome] : outcomes) {
     ++(outcome.fate == Fate::kKept ? cut.kept : outcome.fate == Fate::kLost ? cut.lost : cut.torn);
   }
-  (void)write_back();  // a medium that fails now has lost the rest, too
+  MediumRequest cut_off;
+  (void)write_back(cut_off);  // a medium that fails now has lost the rest, too
   sectors_.clear();
   held_bytes_ = 0;
   return cut;

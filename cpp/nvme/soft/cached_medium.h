@@ -16,7 +16,8 @@ namespace tardis::nvme {
 struct CacheOptions {
   std::uint64_t most_bytes = 64u << 20;  // held back; then all is written to the medium, as a drive would
   std::uint32_t atomic_bytes = 512;      // writes of up to this are kept or lost as a whole
-  std::uint32_t torn_bytes = 512;        // of larger ones, each aligned piece of this; a power of two, 512 at least
+  std::uint32_t torn_bytes = 512;  // of larger ones, each aligned piece of this; a power of two, 512 at least. Pieces
+                                   // are no smaller than the medium's granularity.
 };
 
 class CachedMedium final : public Medium {
@@ -47,11 +48,11 @@ class CachedMedium final : public Medium {
   using WritePtr = std::shared_ptr<const Write>;
 
   int read(MediumRequest& request);
-  int write(const MediumRequest& request);
-  int flush();
-  int write_back();
-  int to_base(MediumRequest::Op op, std::uint64_t offset, std::span<const iovec> memory, std::uint64_t bytes,
-              bool durable);
+  int write(MediumRequest& request);
+  int flush(MediumRequest& request);
+  int write_back(MediumRequest& above);
+  // `above`: the request that this is for, and that takes as long.
+  int to_base(MediumRequest below, MediumRequest& above);
 
   const std::shared_ptr<Medium> base_;
   const CacheOptions options_;

@@ -137,10 +137,10 @@ void FileMedium::run(std::span<MediumRequest> requests, const Completion& on_com
   if (after_flush.empty()) return;
   std::vector<FileId> files;
   for (const Part& part : parts_) files.push_back(part.file);
-  int error = 0;
   for (const Status& flushed : device_.flush_files(files)) {
-    if (!flushed) error = flushed.error().os_error != 0 ? flushed.error().os_error : EIO;
+    if (!flushed) flush_error_.store(flushed.error().os_error != 0 ? flushed.error().os_error : EIO);
   }
+  const int error = flush_error_.load();
   for (MediumRequest* request : after_flush) {
     if (request->error == 0) request->error = error;
     on_complete(*request);

@@ -3,6 +3,7 @@
 // chose.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -36,6 +37,8 @@ class FileMedium final : public Medium {
   const std::vector<Part> parts_;
   const std::uint32_t granularity_;
   std::vector<std::uint64_t> ends_;  // of the parts, in bytes of the medium
+  // Of a flush that failed; later ones fail alike, as the next fdatasync would report success for data that is lost.
+  std::atomic<int> flush_error_{0};
 };
 
 }  // namespace tardis::nvme

@@ -38,8 +38,9 @@ class Preparation {
     request.offset = first << space.block_shift;
     request.bytes = blocks << space.block_shift;
     request.owner = &command_;
-    const bool forced = op == MediumRequest::Op::kWrite || op == MediumRequest::Op::kWriteZeroes;
-    request.durable = forced && (rules_.writes_through || (entry_.cdw12 & kForceUnitAccess) != 0);
+    const bool may_force = op == MediumRequest::Op::kWrite || op == MediumRequest::Op::kWriteZeroes;
+    request.durable = (may_force && (entry_.cdw12 & kForceUnitAccess) != 0) ||
+                      (rules_.writes_through && (may_force || op == MediumRequest::Op::kDeallocate));
     command_.requests.push_back(request);
     command_.targets.push_back(&space);
   }

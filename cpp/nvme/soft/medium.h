@@ -63,6 +63,7 @@ class MemoryMedium final : public Medium {
   std::byte* data() { return data_; }  // for tests that compare or damage bytes
 
  private:
+  static void zero(std::byte* at, std::uint64_t bytes);
   MemoryMedium(std::byte* data, std::uint64_t bytes) : data_(data), bytes_(bytes) {}
   std::byte* const data_;
   const std::uint64_t bytes_;
