@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -282,6 +283,31 @@ TEST(NvmeSoftCache, ADeallocationIsDurableWithoutTheCache) {
   deallocate.cdw11 = kDeallocate;
   EXPECT_EQ(queue->status(deallocate), 0);
   EXPECT_EQ(cached->unflushed_bytes(), 0u);
+}
+
+// What is left of three writes, two of which overlap: each of them or not, the later one on top, and nothing else.
+TEST(NvmeSoftCache, APowerCutMayLeaveEachSubsetOfWholeWrites) {
+  std::mt19937_64 random(3);
+  std::map<std::string, int> found;
+  CacheOptions options;
+  options.atomic_bytes = 1024;
+  for (int round = 0; round < 300; ++round) {
+    const auto base = memory(4096);
+    CachedMedium cached(base, options);
+    write(cached, 0, std::vector<std::uint8_t>(1024, 'a'));
+    write(cached, 512, std::vector<std::uint8_t>(1024, 'b'));
+    write(cached, 2048, std::vector<std::uint8_t>(512, 'c'));
+    cached.power_cut(random);
+    std::string left;
+    for (const std::uint64_t at : {0u, 512u, 1024u, 2048u}) {
+      const std::uint8_t byte = read(*base, at, 512).front();
+      left += byte == 0 ? '-' : static_cast<char>(byte);
+    }
+    ++found[left];
+  }
+  std::string all;
+  for (const auto& [left, times] : found) all += left + ' ';
+  EXPECT_EQ(all, "---- ---c -bb- -bbc aa-- aa-c abb- abbc ");
 }
 
 }  // namespace
