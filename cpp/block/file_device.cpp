@@ -11,7 +11,6 @@
 namespace tardis {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
 // Files flushed side by side; leaves most of the smallest pool to reads.
 constexpr std::size_t kParallelFlushes = 4;
 
@@ -110,46 +109,8 @@ int FileDevice::check_request(const IoRequest& request, std::uint64_t bytes) con
   return ((request.offset | bytes) & mask) == 0 ? 0 : EINVAL;
 }
 
-void FileDevice::count_finished(const IoRequest& request, std::uint64_t bytes, bool bounced) {
-  const bool read = request.op == IoRequest::Op::kRead;
-  (read ? counters_.reads : counters_.writes).fetch_add(1, kRelaxed);
-  if (request.error == 0) {
-    (read ? counters_.read_bytes : counters_.written_bytes).fetch_add(bytes, kRelaxed);
-  } else {
-    counters_.errors.fetch_add(1, kRelaxed);
-  }
-  if (bounced) {
-    counters_.bounced_requests.fetch_add(1, kRelaxed);
-    counters_.bounced_bytes.fetch_add(bytes, kRelaxed);
-  }
-}
-
-void FileDevice::transfer_started() {
-  const std::uint64_t now = counters_.in_flight.fetch_add(1, kRelaxed) + 1;
-  std::uint64_t peak = counters_.peak_in_flight.load(kRelaxed);
-  while (now > peak && !counters_.peak_in_flight.compare_exchange_weak(peak, now, kRelaxed)) {
-  }
-}
-
-void FileDevice::transfer_ended() { counters_.in_flight.fetch_sub(1, kRelaxed); }
-
 BlockDeviceCounters FileDevice::counters() const {
-  BlockDeviceCounters now;
-  now.reads = counters_.reads.load(kRelaxed);
-  now.writes = counters_.writes.load(kRelaxed);
-  now.read_bytes = counters_.read_bytes.load(kRelaxed);
-  now.written_bytes = counters_.written_bytes.load(kRelaxed);
-  now.bounced_requests = counters_.bounced_requests.load(kRelaxed);
-  now.bounced_bytes = counters_.bounced_bytes.load(kRelaxed);
-  now.errors = counters_.errors.load(kRelaxed);
-  now.peak_in_flight = counters_.peak_in_flight.load(kRelaxed);
-  const IoArbiter::Counters order = run_state_.arbiter.counters();
-  now.read_batches = order.read_batches;
-  now.read_batches_delayed = order.delayed;
-  now.read_batches_delayed_again = order.delayed_again;
-  now.max_flushes_per_read_batch = order.max_flushes;
-  now.writes_yielded = order.writes_yielded;
-  now.flushes_postponed = order.flushes_postponed;
+  BlockDeviceCounters now = transfers_.tell(run_state_.arbiter.counters());
   now.read_depth = run_state_.read_tuner.depth();
   now.write_depth = run_state_.write_tuner.depth();
   return now;

@@ -2,7 +2,6 @@
 // What both engines share: files, workers, bounce buffers, counters.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +10,7 @@
 #include "block/bounce_pool.h"
 #include "block/file_table.h"
 #include "block/run_scope.h"
+#include "block/transfer_counters.h"
 #include "block/worker_pool.h"
 
 namespace tardis {
@@ -46,25 +46,17 @@ class FileDevice : public BlockDevice {
  protected:
   // EINVAL if direct I/O cannot express the request at all, else 0. `bytes` is its length.
   int check_request(const IoRequest& request, std::uint64_t bytes) const;
-  // Counts a request whose error is set. `bytes`: its length.
-  void count_finished(const IoRequest& request, std::uint64_t bytes, bool bounced);
-  void transfer_started();
-  void transfer_ended();
   RunState& run_state() { return run_state_; }
 
   const DeviceSetup setup_;
   const std::unique_ptr<WorkerPool> workers_;
   FileTable files_;
   BouncePool bounce_;
+  TransferCounters transfers_;
 
  private:
   Result<std::shared_ptr<OpenFile>> find(FileId file) const;
 
-  struct Counters {
-    std::atomic<std::uint64_t> reads{0}, writes{0}, read_bytes{0}, written_bytes{0}, bounced_requests{0},
-        bounced_bytes{0}, errors{0}, in_flight{0}, peak_in_flight{0};
-  };
-  Counters counters_;
   RunState run_state_;
 };
 

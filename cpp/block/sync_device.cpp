@@ -32,11 +32,11 @@ void SyncDevice::execute(IoRequest& request) {
   request.error = file == nullptr ? EBADF : check_request(request, bytes);
   if (request.error == 0 && bytes > 0) {
     bounced = !memory_fits(request.memory, setup_.geometry);
-    transfer_started();
+    transfers_.started();
     request.error = bounced ? move_bounced(file->fd.get(), request, bytes) : move_in_place(file->fd.get(), request);
-    transfer_ended();
+    transfers_.ended();
   }
-  count_finished(request, bytes, bounced);
+  transfers_.finished(request, bytes, bounced);
 }
 
 int SyncDevice::move_in_place(int fd, const IoRequest& request) {

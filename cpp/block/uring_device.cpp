@@ -27,7 +27,7 @@ void UringDevice::run(std::span<IoRequest> requests, const Completion& on_comple
   if (ring == nullptr) {
     for (IoRequest& request : requests) {
       request.error = failure.error;
-      count_finished(request, 0, false);
+      transfers_.finished(request, 0, false);
       if (on_complete) on_complete(request);
     }
     return;

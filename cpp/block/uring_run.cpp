@@ -168,7 +168,7 @@ bool UringRun::issue_piece() {
   issued_ += transfer.left;
   state.pieces.fetch_add(1);
   ++in_flight_;
-  device_.transfer_started();
+  device_.transfers_.started();
   submit(index);
   return true;
 }
@@ -285,7 +285,7 @@ void UringRun::end_transfer(std::size_t index, int error) {
   const std::size_t request = transfer.request;
   State& state = states_[request];
   --in_flight_;
-  device_.transfer_ended();
+  device_.transfers_.ended();
   free_transfers_.push_back(index);
   if (error != 0) fail(state, error);
   if (error == 0 && state.bounced && requests_[request].op == IoRequest::Op::kRead) {
@@ -338,7 +338,7 @@ void UringRun::complete(std::size_t index) {
   State& state = states_[index];
   IoRequest& request = requests_[index];
   request.error = state.error.load();
-  device_.count_finished(request, state.bytes, state.bounced);
+  device_.transfers_.finished(request, state.bytes, state.bounced);
   if (on_complete_) on_complete_(request);
 }
 

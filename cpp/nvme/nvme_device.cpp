@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 
 #include "base/unique_fd.h"
 #include "block/io_arbiter.h"
@@ -17,9 +18,21 @@
 namespace tardis::nvme {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
 // Of writes that go to the namespace in one batch: while it runs, reads that come are beside all of it.
 constexpr std::uint64_t kWriteBatchBytes = 32u << 20;
+
+Error not_open(FileId file) { return {Code::kInternal, "file id " + std::to_string(file) + " is not open"}; }
+
+// Without another spelling, and below where it starts.
+bool plain(std::string_view name) {
+  for (std::size_t at = 0; at <= name.size();) {
+    const std::size_t end = std::min(name.find('/', at), name.size());
+    const std::string_view part = name.substr(at, end - at);
+    if (part.empty() || part == "." || part == "..") return false;
+    at = end + 1;
+  }
+  return true;
+}
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
@@ -164,7 +177,7 @@ NvmeDevice::~NvmeDevice() = default;
 
 Result<std::string> NvmeDevice::name_below_home(const std::string& path) const {
   const std::string start = home_.folder() + "/";
-  if (path.starts_with(start) && path.find("/../") == std::string::npos) return path.substr(start.size());
+  if (path.starts_with(start) && plain(std::string_view(path).substr(start.size()))) return path.substr(start.size());
   return Error{Code::kInvalidArgument, path + ": a raw namespace has the segments of one folder, " + home_.folder() +
                                            "; leave further folders out, or keep them below that one"};
 }
@@ -209,29 +222,29 @@ Result<FileId> NvmeDevice::open_file(const std::string& path, bool create, bool 
       file->bytes.store(extent->bytes);
     }
   }
-  auto place = std::find(files_.begin(), files_.end(), nullptr);
-  if (place == files_.end()) place = files_.insert(place, nullptr);
-  *place = std::move(file);
+  auto place = std::find_if(files_.begin(), files_.end(), [](const OpenFile& open) { return open.file == nullptr; });
+  if (place == files_.end()) place = files_.emplace(place);
+  *place = {std::move(file), writable};
   return static_cast<FileId>(place - files_.begin()) + 1;
 }
 
-std::shared_ptr<NvmeDevice::File> NvmeDevice::find(FileId file) const {
+NvmeDevice::OpenFile NvmeDevice::find(FileId file) const {
   const std::shared_lock lock(mutex_);
-  return file > 0 && file <= files_.size() ? files_[file - 1] : nullptr;
+  return file > 0 && file <= files_.size() ? files_[file - 1] : OpenFile();
 }
 
 void NvmeDevice::close_file(FileId file) {
   const std::unique_lock lock(mutex_);
-  if (file == 0 || file > files_.size() || files_[file - 1] == nullptr) return;
-  const std::weak_ptr<File> rest = files_[file - 1];
-  const std::string name = files_[file - 1]->name;
-  files_[file - 1] = nullptr;
+  if (file == 0 || file > files_.size() || files_[file - 1].file == nullptr) return;
+  const std::weak_ptr<File> rest = files_[file - 1].file;
+  const std::string name = files_[file - 1].file->name;
+  files_[file - 1] = {};
   if (rest.expired()) by_name_.erase(name);
 }
 
 Status NvmeDevice::reserve(FileId file, std::uint64_t bytes, std::uint64_t zeros) {
-  const auto own = find(file);
-  if (own == nullptr) return Error{Code::kInternal, "file id " + std::to_string(file) + " is not open"};
+  const auto own = find(file).file;
+  if (own == nullptr) return not_open(file);
   const std::lock_guard names(names_mutex_);
   const std::uint64_t before = own->bytes.load();
   if (before >= bytes) return {};
@@ -263,19 +276,19 @@ Status NvmeDevice::remove_nameless() {
 }
 
 Result<std::uint64_t> NvmeDevice::file_bytes(FileId file) {
-  const auto own = find(file);
-  if (own == nullptr) return Error{Code::kInternal, "file id " + std::to_string(file) + " is not open"};
+  const auto own = find(file).file;
+  if (own == nullptr) return not_open(file);
   return own->bytes.load();
 }
 
 // 0 or an errno; with 0, `out` is where the request goes.
-int NvmeDevice::translate(const IoRequest& request, const File* file, NamespaceRequest& out) const {
-  if (file == nullptr) return EBADF;
-  const std::uint64_t bytes = total_bytes(request.memory), end = file->bytes.load();
-  if (((request.offset | bytes) & (device_->block_bytes() - 1)) != 0) return EINVAL;
+int NvmeDevice::translate(const IoRequest& request, const OpenFile& open, NamespaceRequest& out) const {
   const bool read = request.op == IoRequest::Op::kRead;
+  if (open.file == nullptr || (!read && !open.writable)) return EBADF;
+  const std::uint64_t bytes = total_bytes(request.memory), end = open.file->bytes.load();
+  if (((request.offset | bytes) & (device_->block_bytes() - 1)) != 0) return EINVAL;
   if (bytes > 0 && (request.offset > end || bytes > end - request.offset)) return read ? ENODATA : EFBIG;
-  out = {read ? NamespaceRequest::Op::kRead : NamespaceRequest::Op::kWrite, file->offset.load() + request.offset,
+  out = {read ? NamespaceRequest::Op::kRead : NamespaceRequest::Op::kWrite, open.file->offset.load() + request.offset,
          request.memory, 0};
   return 0;
 }
@@ -283,18 +296,18 @@ int NvmeDevice::translate(const IoRequest& request, const File* file, NamespaceR
 void NvmeDevice::run(std::span<IoRequest> requests, const Completion& on_complete) {
   const auto finish = [&](IoRequest& request, int error) {
     request.error = error;
-    count_finished(request);
+    transfers_.finished(request, total_bytes(request.memory), /*bounced=*/false);
     if (on_complete) on_complete(request);
   };
   std::vector<NamespaceRequest> down;
   std::vector<IoRequest*> up;
-  std::vector<std::shared_ptr<File>> files;  // kept open until they are done
+  std::vector<OpenFile> files;  // kept open until they are done
   down.reserve(requests.size());
   up.reserve(requests.size());
   for (IoRequest& request : requests) {
     if (files.empty() || request.file != (&request - 1)->file) files.push_back(find(request.file));
     NamespaceRequest next;
-    const int error = translate(request, files.back().get(), next);
+    const int error = translate(request, files.back(), next);
     if (error != 0 || total_bytes(request.memory) == 0) {
       finish(request, error);
     } else {
@@ -303,53 +316,47 @@ void NvmeDevice::run(std::span<IoRequest> requests, const Completion& on_complet
     }
   }
   if (down.empty()) return;
-  const std::uint64_t now = counters_.in_flight.fetch_add(down.size(), kRelaxed) + down.size();
-  std::uint64_t peak = counters_.peak_in_flight.load(kRelaxed);
-  while (now > peak && !counters_.peak_in_flight.compare_exchange_weak(peak, now, kRelaxed)) {
-  }
+  transfers_.started(down.size());
   const NamespaceRequest* first = down.data();
   turns_->run(
       down, [&](NamespaceRequest& request) { finish(*up[static_cast<std::size_t>(&request - first)], request.error); });
-  counters_.in_flight.fetch_sub(down.size(), kRelaxed);
-}
-
-void NvmeDevice::count_finished(const IoRequest& request) {
-  const bool read = request.op == IoRequest::Op::kRead;
-  (read ? counters_.reads : counters_.writes).fetch_add(1, kRelaxed);
-  if (request.error == 0) {
-    (read ? counters_.read_bytes : counters_.written_bytes).fetch_add(total_bytes(request.memory), kRelaxed);
-  } else {
-    counters_.errors.fetch_add(1, kRelaxed);
-  }
+  transfers_.ended(down.size());
 }
 
 // A namespace has one cache: one flush is for all files.
 std::vector<Status> NvmeDevice::flush_files(std::span<const FileId> files) {
   if (files.empty()) return {};
-  return std::vector<Status>(files.size(), turns_->flush());
+  const Status flushed = turns_->flush();
+  std::vector<Status> results;
+  for (const FileId file : files) results.push_back(find(file).file != nullptr ? flushed : not_open(file));
+  return results;
 }
 
 void NvmeDevice::share_turns(std::unique_ptr<FlushTurns> turns) { turns_->arbiter().share(std::move(turns)); }
 
 Status NvmeDevice::register_memory(void* base, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(base);
+  const std::lock_guard lock(memory_mutex_);
+  const auto after = memory_.lower_bound(begin);
+  const bool into_next = after != memory_.end() && after->first - begin < bytes;
+  const bool into_previous =
+      after != memory_.begin() && begin - std::prev(after)->first < std::prev(after)->second.bytes;
+  if (bytes == 0 || into_next || into_previous) {
+    return Error{Code::kInvalidArgument, "register_memory: expected memory that is not registered, found " +
+                                             std::string(bytes == 0 ? "none" : "a range that overlaps one")};
+  }
   const Status status = device_->register_memory(base, bytes);
   if (!status && status.error().code == Code::kInvalidArgument) return status;
-  const std::lock_guard lock(registered_mutex_);
-  (status ? registered_ : not_registered_)[base] = bytes;
-  (status ? counters_.registered_bytes : counters_.not_registered_bytes).fetch_add(bytes, kRelaxed);
+  memory_.emplace(begin, Memory{bytes, static_cast<bool>(status)});
   return {};
 }
 
 void NvmeDevice::unregister_memory(void* base) {
-  const std::lock_guard lock(registered_mutex_);
-  if (const auto known = registered_.find(base); known != registered_.end()) {
-    device_->unregister_memory(base);
-    counters_.registered_bytes.fetch_sub(known->second, kRelaxed);
-    registered_.erase(known);
-  } else if (const auto refused = not_registered_.find(base); refused != not_registered_.end()) {
-    counters_.not_registered_bytes.fetch_sub(refused->second, kRelaxed);
-    not_registered_.erase(refused);
-  }
+  const std::lock_guard lock(memory_mutex_);
+  const auto known = memory_.find(reinterpret_cast<std::uintptr_t>(base));
+  if (known == memory_.end()) return;
+  if (known->second.registered) device_->unregister_memory(base);
+  memory_.erase(known);
 }
 
 std::optional<BlockDevice::Room> NvmeDevice::room() const {
@@ -357,22 +364,11 @@ std::optional<BlockDevice::Room> NvmeDevice::room() const {
 }
 
 BlockDeviceCounters NvmeDevice::counters() const {
-  BlockDeviceCounters now;
-  now.reads = counters_.reads.load(kRelaxed);
-  now.writes = counters_.writes.load(kRelaxed);
-  now.read_bytes = counters_.read_bytes.load(kRelaxed);
-  now.written_bytes = counters_.written_bytes.load(kRelaxed);
-  now.errors = counters_.errors.load(kRelaxed);
-  now.peak_in_flight = counters_.peak_in_flight.load(kRelaxed);
-  now.registered_bytes = counters_.registered_bytes.load(kRelaxed);
-  now.not_registered_bytes = counters_.not_registered_bytes.load(kRelaxed);
-  const IoArbiter::Counters order = turns_->arbiter().counters();
-  now.read_batches = order.read_batches;
-  now.read_batches_delayed = order.delayed;
-  now.read_batches_delayed_again = order.delayed_again;
-  now.max_flushes_per_read_batch = order.max_flushes;
-  now.writes_yielded = order.writes_yielded;
-  now.flushes_postponed = order.flushes_postponed;
+  BlockDeviceCounters now = transfers_.tell(turns_->arbiter().counters());
+  const std::lock_guard lock(memory_mutex_);
+  for (const auto& [begin, memory] : memory_) {
+    (memory.registered ? now.registered_bytes : now.not_registered_bytes) += memory.bytes;
+  }
   return now;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "block/block_device.h"
+#include "block/transfer_counters.h"
 #include "nvme/raw_namespace.h"
 #include "nvme/raw_volume.h"
 #include "nvme/volume_home.h"
@@ -63,9 +64,12 @@ class NvmeDevice final : public BlockDevice {
     // Length last: who sees it sees the offset.
     std::atomic<std::uint64_t> offset{0}, bytes{0};
   };
-  std::shared_ptr<File> find(FileId file) const;  // null: not open
-  int translate(const IoRequest& request, const File* file, NamespaceRequest& out) const;
-  void count_finished(const IoRequest& request);
+  struct OpenFile {              // what an id stands for
+    std::shared_ptr<File> file;  // null: not open
+    bool writable = false;
+  };
+  OpenFile find(FileId file) const;
+  int translate(const IoRequest& request, const OpenFile& open, NamespaceRequest& out) const;
   Result<std::string> name_below_home(const std::string& path) const;
   Status make_name(const std::string& path, const std::string& name, bool create, bool writable);
   Status remove_nameless();
@@ -79,16 +83,17 @@ class NvmeDevice final : public BlockDevice {
 
   std::mutex names_mutex_;  // one change of what files there are at a time; taken before mutex_
   mutable std::shared_mutex mutex_;
-  std::vector<std::shared_ptr<File>> files_;            // by id - 1; ids of closed files are used again
+  std::vector<OpenFile> files_;                         // by id - 1; ids of closed files are used again
   std::map<std::string, std::weak_ptr<File>> by_name_;  // also while only a request in flight has it
 
-  struct Counters {
-    std::atomic<std::uint64_t> reads{0}, writes{0}, read_bytes{0}, written_bytes{0}, errors{0}, in_flight{0},
-        peak_in_flight{0}, registered_bytes{0}, not_registered_bytes{0};
+  TransferCounters transfers_;
+
+  struct Memory {  // given to register_memory()
+    std::size_t bytes;
+    bool registered;  // the namespace took it
   };
-  Counters counters_;
-  std::mutex registered_mutex_;
-  std::map<void*, std::size_t> registered_, not_registered_;
+  mutable std::mutex memory_mutex_;
+  std::map<std::uintptr_t, Memory> memory_;
 };
 
 }  // namespace tardis::nvme

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NvmeDevice over a namespace in memory.
+#include <array>
 #include <atomic>
 #include <set>
 #include <thread>
@@ -62,7 +63,10 @@ TEST_F(NvmeDeviceTest, FilesKeepTheirBytesAndNames) {
   EXPECT_EQ(device->preallocate(a, 4 * kMiB).error().code, Code::kInvalidArgument);
   EXPECT_EQ(device->open_file(file("c"), false, true).error().os_error, ENOENT);
   EXPECT_EQ(device->open_file("/elsewhere/c", true, true).error().code, Code::kInvalidArgument);
-  EXPECT_EQ(device->open_file(file("x/../../c"), true, true).error().code, Code::kInvalidArgument);
+  // One name for each file, and none above the home.
+  for (const char* name : {"x/../../c", "..", "x/..", "./b", "x/.", "x//b", "/b", "b/", ""}) {
+    EXPECT_EQ(device->open_file(file(name), true, true).error().code, Code::kInvalidArgument) << name;
+  }
   const FileId same = *device->open_file(file("b"), false, true);
   EXPECT_EQ(*device->file_bytes(same), kMiB + 512);
   device.reset();
@@ -71,6 +75,10 @@ TEST_F(NvmeDeviceTest, FilesKeepTheirBytesAndNames) {
   found.assign(4096, 0);
   EXPECT_EQ(transfer(*device, again, IoRequest::Op::kRead, kMiB - 3584, found), 0);
   EXPECT_EQ(found, data);
+  // Only read where it was opened so, as a descriptor.
+  EXPECT_EQ(transfer(*device, again, IoRequest::Op::kWrite, 0, data), EBADF);
+  EXPECT_EQ(transfer(*device, *device->open_file(file("b"), false, true), IoRequest::Op::kWrite, 0, data), 0);
+  EXPECT_EQ(device->flush(again + 10).error().code, Code::kInternal) << "not open";
   std::ofstream(file("real")) << "bytes";
   EXPECT_EQ(device->open_file(file("real"), false, true).error().code, Code::kInvalidArgument);
 }
@@ -314,16 +322,30 @@ TEST_F(NvmeDeviceTest, AVolumeThatWasBegunIsMadeByTheNextStart) {
 
 TEST_F(NvmeDeviceTest, TellsWhatMemoryTheNamespaceRegistered) {
   auto device = open();
-  int a = 0, b = 0;
-  EXPECT_TRUE(device->register_memory(&a, 100));
+  std::array<std::byte, 1000> bytes{};
+  std::byte *const a = bytes.data(), *const b = a + 200;
+  const auto code = [&](std::byte* base, std::size_t length) {
+    const Status status = device->register_memory(base, length);
+    return status ? Code::kOk : status.error().code;
+  };
+  EXPECT_EQ(code(a, 100), Code::kOk);
   memory->registering = Error{Code::kNoSpace, "no more"};
-  EXPECT_TRUE(device->register_memory(&b, 50));
+  EXPECT_EQ(code(b, 50), Code::kOk);
   EXPECT_EQ(device->counters().registered_bytes, 100u);
   EXPECT_EQ(device->counters().not_registered_bytes, 50u);
+  // What was refused is known all the same.
+  EXPECT_EQ(code(b, 50), Code::kInvalidArgument);
+  EXPECT_EQ(code(b - 10, 11), Code::kInvalidArgument);
+  EXPECT_EQ(code(b + 49, 1), Code::kInvalidArgument);
+  EXPECT_EQ(code(a + 10, 0), Code::kInvalidArgument);
+  EXPECT_EQ(code(b - 10, 10), Code::kOk);
+  EXPECT_EQ(device->counters().not_registered_bytes, 60u);
   memory->registering = Error{Code::kInvalidArgument, "overlaps"};
-  EXPECT_FALSE(device->register_memory(&b, 50));
-  device->unregister_memory(&a);
-  device->unregister_memory(&b);
+  EXPECT_EQ(code(b + 100, 50), Code::kInvalidArgument);
+  device->unregister_memory(a);
+  device->unregister_memory(b);
+  device->unregister_memory(b - 10);
+  device->unregister_memory(b + 100);
   EXPECT_EQ(memory->unregistered, 1u);
   EXPECT_EQ(device->counters().registered_bytes + device->counters().not_registered_bytes, 0u);
 }
