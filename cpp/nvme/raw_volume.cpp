@@ -17,6 +17,7 @@ constexpr std::uint64_t kLeastExtent = 4u << 20;  // a directory has an entry fo
 constexpr std::uint64_t kLeastEntries = 64, kFewEntries = 16384, kMostEntries = 1u << 24;
 constexpr std::uint64_t kManyExtent = 512u << 20;  // ... but beyond kFewEntries only for each of this length
 constexpr std::uint64_t kEntriesPerPiece = kPieceBytes / sizeof(VolumeEntry);
+constexpr std::uint64_t kGenerations = std::uint64_t{1} << 62;  // so that there is always a later one
 
 std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) { return value / unit * unit; }
 
@@ -86,7 +87,7 @@ VolumeSuperblock plan(const RawNamespace& device) {
 }
 
 bool sane(const VolumeSuperblock& s) {
-  if (s.block_bytes != 512 && s.block_bytes != kVolumeBlockBytes) return false;
+  if ((s.block_bytes != 512 && s.block_bytes != kVolumeBlockBytes) || s.generation >= kGenerations) return false;
   if (s.entries == 0 || s.entries > kMostEntries || s.entries % (kVolumeBlockBytes / sizeof(VolumeEntry)) != 0) {
     return false;
   }
@@ -275,6 +276,13 @@ Result<std::unique_ptr<RawVolume>> RawVolume::open(RawNamespace& device, const s
     ++volume->mended_;
     if (Status status = write_superblock(device, places[i], s); !status) return status.error();
   }
+  // Where the namespace ends now stands one more, or the first alone would tell where the second one is. What may be
+  // another's is left alone.
+  if (grown && (looks[1].kind == Look::Kind::kZero || looks[1].kind == Look::Kind::kValid) &&
+      std::memcmp(&looks[1].superblock, &s, sizeof s) != 0) {
+    if (Status status = write_superblock(device, tail_offset(device.bytes()), s); !status) return status.error();
+    if (Status status = device.flush(); !status) return status.error();
+  }
   if (Status status = volume->load_directory(); !status) return status.error();
   return volume;
 }
@@ -290,7 +298,7 @@ Error RawVolume::broken(const std::string& what) const {
 // What entry `number` may say.
 bool RawVolume::sane(const VolumeEntry& entry, std::uint64_t number) const {
   if (!sealed(entry) || entry.format_version != kVolumeVersion || entry.volume != superblock_.uuid ||
-      entry.number != number) {
+      entry.number != number || entry.generation >= kGenerations) {
     return false;
   }
   if (entry.state == EntryState::kFree) return true;
@@ -467,7 +475,7 @@ Result<VolumeExtent> RawVolume::create(const std::string& name, std::uint64_t by
   if (!number) return number.error();
   // What an earlier file left there must not be read as this one's. Flushed first: no reordering may let the entry be
   // durable and the zeros not.
-  const std::uint64_t to_clear = std::min(round_up(zeros, superblock_.block_bytes), whole);
+  const std::uint64_t to_clear = round_up(std::min(zeros, bytes), superblock_.block_bytes);
   if (to_clear > 0) {
     if (Status status = write_zeros(device_, *offset, to_clear); !status) return status.error();
     if (Status status = device_.flush(); !status) return status.error();

@@ -175,6 +175,40 @@ TEST(NvmeRawVolume, ANamespaceThatGrewStillHasIt) {
   MemoryNamespace grown(larger, 512);
   EXPECT_EQ(files_of(*open(grown)).size(), 1u);
   EXPECT_EQ(open(grown)->mended(), 0u);
+  // Any one sector of it may be lost there, too.
+  for (const std::uint64_t lost : {std::uint64_t{0}, kNamespace - 4096, 2 * kNamespace - 4096}) {
+    MemoryNamespace damaged(grown.contents, 512);
+    poison(damaged.contents, lost, 512);
+    const auto opened = open(damaged);
+    ASSERT_NE(opened, nullptr) << lost;
+    EXPECT_EQ(files_of(*opened).size(), 1u);
+    EXPECT_EQ(open(damaged)->mended(), 0u);
+  }
+}
+
+// A generation is not beyond what changes can count to, so that there is always a later one.
+TEST(NvmeRawVolume, GenerationsHaveALaterOne) {
+  MemoryNamespace device(kNamespace);
+  auto volume = make(device);
+  ASSERT_TRUE(volume->create("a", kMiB, 0));
+  const VolumeSuperblock s = volume->superblock();
+  auto entry = read_at<VolumeEntry>(device.contents, s.directory_offset[0]);
+  entry.generation = ~std::uint64_t{0};
+  seal(entry);
+  write_at(device.contents, s.directory_offset[0], entry);
+  volume = open(device);
+  EXPECT_EQ(files_of(*volume).size(), 1u) << "the other copy has it";
+  // The change reaches one copy only: it is the later one.
+  device.before = [&](const NamespaceRequest& r) { return r.offset >= s.directory_offset[1] ? EIO : 0; };
+  EXPECT_FALSE(volume->remove({"a"}));
+  device.before = nullptr;
+  EXPECT_TRUE(files_of(*open(device)).empty());
+
+  VolumeSuperblock last = s;
+  last.generation = ~std::uint64_t{0};
+  seal(last);
+  write_at(device.contents, 0, last);
+  EXPECT_EQ(open(device)->superblock().generation, s.generation);
 }
 
 TEST(NvmeRawVolume, AnySectorOfItsMetadataMayBeLost) {
@@ -289,6 +323,10 @@ TEST(NvmeRawVolume, GivesTheFirstRangeThatFitsAndEveryByteItHas) {
   EXPECT_EQ(volume->create("small", kMiB, 0)->offset, start + 2 * kMiB);
   EXPECT_EQ(volume->free_bytes(), 0u);
   EXPECT_EQ(open(device)->free_bytes(), 0u);
+  ASSERT_TRUE(volume->remove({"small"}));
+  poison(device.contents, start + 2 * kMiB, kMiB);
+  ASSERT_TRUE(volume->create("small", kMiB, ~std::uint64_t{0})) << "more zeros than it has bytes";
+  EXPECT_TRUE(reads_zero(device.contents, start + 2 * kMiB, kMiB));
   EXPECT_EQ(volume->create("small", kMiB, 0).error().code, Code::kInternal);
   EXPECT_EQ(volume->create("", kMiB, 0).error().code, Code::kInvalidArgument);
   EXPECT_EQ(volume->create(std::string(445, 'n'), kMiB, 0).error().code, Code::kInvalidArgument);
