@@ -25,10 +25,6 @@ std::string bytes_text(std::uint64_t bytes) {
   return std::to_string(bytes >> 10) + " KiB";
 }
 
-bool same(const NamespaceInfo& a, const NamespaceInfo& b) {
-  return a.id == b.id && a.blocks == b.blocks && a.block_bytes == b.block_bytes && a.read_only == b.read_only;
-}
-
 }  // namespace
 
 Driver::Driver(RegisterWindow& window, DmaMapper& mapper, DriverOptions options)
@@ -40,11 +36,12 @@ Driver::Driver(RegisterWindow& window, DmaMapper& mapper, DriverOptions options)
       registered_(mapper) {}
 
 Result<std::unique_ptr<Driver>> Driver::open(RegisterWindow& window, DmaMapper& mapper, DriverOptions options) {
-  if (options.queues == 0 || options.queue_entries < kMinQueueEntries || options.bounce_buffers == 0 ||
-      options.bounce_bytes < kPageBytes || options.io_timeout_ms == 0 || options.admin_timeout_ms == 0) {
+  if (options.queues == 0 || options.queues >= kMaxQueueEntries || options.queue_entries < kMinQueueEntries ||
+      options.bounce_buffers == 0 || options.bounce_bytes < kPageBytes || options.max_command_bytes < kPageBytes ||
+      options.io_timeout_ms == 0 || options.admin_timeout_ms == 0) {
     return Error{Code::kInvalidArgument,
-                 "NVMe driver options: expected at least 1 queue of 2 entries, 1 bounce buffer of 4096 bytes, and "
-                 "time-outs above 0"};
+                 "NVMe driver options: expected 1 to 65535 queues of at least 2 entries, at least 1 bounce buffer of "
+                 "4096 bytes, commands of 4096 bytes, and time-outs above 0"};
   }
   if (mapper.page_bytes() < kPageBytes) {
     return Error{Code::kInvalidArgument, "NVMe driver: expected a mapper of 4096-byte pages at least, found " +
@@ -146,7 +143,7 @@ Status Driver::request_queues(std::uint32_t& granted) {
   SubmissionEntry command{};
   command.opcode = static_cast<std::uint8_t>(AdminOpcode::kSetFeatures);
   command.cdw10 = kFeatureQueues;
-  const std::uint32_t asked = std::min(options_.queues, kMaxQueueEntries - 1) - 1;  // 0-based; ffffh is not allowed
+  const std::uint32_t asked = options_.queues - 1;  // 0-based
   command.cdw11 = asked << 16 | asked;
   auto reply = admin(command);
   if (auto ok = answered(reply, "Set Features (number of queues)"); !ok) return ok;
@@ -163,10 +160,9 @@ Status Driver::check_unchanged() {
   std::vector<std::string> refused;
   auto found = find_namespaces(refused);
   if (!found) return found.error();
-  const bool unchanged = now.serial == controller_.serial && now.model == controller_.model &&
-                         now.max_transfer_bytes == controller_.max_transfer_bytes && now.sgl == controller_.sgl &&
-                         std::equal(found->begin(), found->end(), namespaces_.begin(), namespaces_.end(), same);
-  if (unchanged && granted >= queues_.size()) return {};
+  ControllerInfo before = controller_;
+  before.firmware = now.firmware;  // a new one may begin with a reset
+  if (now == before && *found == namespaces_ && granted >= queues_.size()) return {};
   return Error{Code::kIo,
                "NVMe controller '" + controller_.model + "' " + controller_.serial +
                    ": expected the same drive, namespaces and queues after a reset, found '" + now.model + "' " +
@@ -194,10 +190,9 @@ Status Driver::set_volatile_cache(bool enabled) {
 
 Status Driver::register_memory(MemoryProvider& provider, void* base, std::size_t bytes) {
   if (!options_.zero_copy) {
-    if (provider.host_accessible()) return {};
-    return Error{Code::kInvalidArgument, provider.name() +
-                                             ": expected the option zero_copy, found it off; the CPU "
-                                             "cannot copy this memory"};
+    return Error{Code::kUnsupportedFormat, provider.name() +
+                                               ": expected the option zero_copy, found it off; data goes through "
+                                               "bounce buffers"};
   }
   return registered_.add(provider, base, bytes);
 }

@@ -9,6 +9,7 @@ namespace tardis::nvme {
 namespace {
 
 constexpr std::uint32_t kUnlimited = ~std::uint32_t{0};
+constexpr std::uint32_t kMostShutdownMs = 60'000;  // RTD3E can say more than an hour
 
 Error unsupported(std::string message) { return {Code::kUnsupportedFormat, std::move(message)}; }
 
@@ -89,7 +90,7 @@ Result<ControllerInfo> read_controller(const IdentifyController& data, Capabilit
 
   info.volatile_cache = (data.volatile_cache & 1) != 0;
   info.abort_limit = data.abort_limit + 1u;
-  info.shutdown_ms = data.rtd3_entry_us / 1000 + (data.rtd3_entry_us % 1000 != 0);
+  info.shutdown_ms = std::min(data.rtd3_entry_us / 1000 + (data.rtd3_entry_us % 1000 != 0), kMostShutdownMs);
   for (std::size_t i = 0; i < 3; ++i) info.retry_delay_ms[i + 1] = data.retry_delay_100ms[i] * 100u;
   info.power_fail_blocks = data.awupf + 1u;
   if (data.max_commands != 0) info.most_commands = data.max_commands;

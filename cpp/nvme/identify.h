@@ -38,6 +38,7 @@ struct ControllerInfo {
   std::uint32_t most_commands = kMaxQueueEntries - 1;  // MAXCMD: of one queue
   std::uint32_t max_queue_entries = 0;                 // CAP.MQES
   std::uint32_t doorbell_stride = 0;                   // CAP.DSTRD
+  bool operator==(const ControllerInfo&) const = default;
 };
 
 struct NamespaceInfo {
@@ -47,6 +48,7 @@ struct NamespaceInfo {
   std::uint32_t atomic_blocks = 1;    // an aligned write of so many is whole or absent after a power failure
   std::uint32_t boundary_blocks = 0;  // NOIOB: commands that cross a multiple of it are slow; 0: none
   bool read_only = false;
+  bool operator==(const NamespaceInfo&) const = default;
 };
 
 // Fails if the driver cannot work with such a controller; the message says why.

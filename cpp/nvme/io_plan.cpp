@@ -108,11 +108,11 @@ CommandPlan plan_bounce(const PlanLimits& limits, const RegionTable& regions, Wa
   std::uint64_t bytes = 0;
   while (bytes < most) {
     const Region* region = regions.find(walk.address());
-    if (bytes > 0 && bytes % limits.block_bytes == 0 && region != nullptr && walk.address() % kDword == 0 &&
-        std::min(walk.length(), std::uint64_t{region->end - walk.address()}) >= kPageBytes) {
-      break;
-    }
-    if (region != nullptr && !region->provider->host_accessible()) return {};
+    const bool copied = region == nullptr || region->provider->host_accessible();
+    const bool worth_a_command = region != nullptr && walk.address() % kDword == 0 &&
+                                 std::min(walk.length(), std::uint64_t{region->end - walk.address()}) >= kPageBytes;
+    if (bytes > 0 && bytes % limits.block_bytes == 0 && (!copied || worth_a_command)) break;
+    if (!copied) return {};
     const std::uint64_t step = std::min(walk.length(), most - bytes);
     bytes += step;
     walk.step(step);

@@ -23,7 +23,11 @@ TARDIS_HD inline std::uint32_t load_acquire(const volatile std::uint32_t* word) 
   asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
 #else
-  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  const std::uint32_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+#if defined(__aarch64__)
+  asm volatile("dmb oshld" ::: "memory");  // an acquire orders what other cores wrote, not what a device did
+#endif
+  return value;
 #endif
 }
 

@@ -40,7 +40,8 @@ class RawNamespace {
   // What was written before is durable when it returns.
   virtual Status flush() = 0;
 
-  // As BlockDevice::register_memory(), a hint.
+  // As BlockDevice::register_memory(), a hint; but an error says that it was not registered. Code::kInvalidArgument:
+  // and that it should not have been asked for.
   virtual Status register_memory(void* base, std::size_t bytes) = 0;
   virtual void unregister_memory(void* base) = 0;
 

@@ -68,6 +68,10 @@ Status RegisteredMemory::add(MemoryProvider& provider, void* base, std::size_t b
     return give_up({Code::kInternal, "memory to register: expected " + provider.name() +
                                          " to keep the offset in a page, found another one"});
   }
+  if (*address > UINT64_MAX - (bytes - 1)) {
+    return give_up({Code::kInternal, "memory to register: expected " + provider.name() +
+                                         " to have an address below 2^64 for each byte, found none"});
+  }
   const std::uint64_t page_offset = begin % kPageBytes;
   const std::uint64_t table_bytes = PrpTable::memory_bytes(page_offset + bytes);
   auto memory = DmaMemory::allocate(mapper_, table_bytes);

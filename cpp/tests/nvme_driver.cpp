@@ -64,6 +64,8 @@ TEST(NvmeDriver, OptionsThatCannotWorkAreRefused) {
   EXPECT_TRUE(refused([](auto& o) { o.bounce_buffers = 0; }));
   EXPECT_TRUE(refused([](auto& o) { o.bounce_bytes = 512; }));
   EXPECT_TRUE(refused([](auto& o) { o.io_timeout_ms = 0; }));
+  EXPECT_TRUE(refused([](auto& o) { o.max_command_bytes = 512; }));  // less than a block
+  EXPECT_TRUE(refused([](auto& o) { o.queues = 65536; }));           // identifiers have 16 bits
 }
 
 TEST(NvmeDriver, ControllerLeftRunningIsTakenOver) {
@@ -229,6 +231,35 @@ TEST(NvmeDriver, NothingIsSentAfterShutdown) {
   EXPECT_EQ(rig.driver->state(), DriverState::kShutDown);
 }
 
+// What is in flight ends, with success or with an error that says why, and nobody waits for ever.
+TEST(NvmeDriver, ShutdownUnderLoad) {
+  for (int round = 0; round < 5; ++round) {
+    RigOptions options;
+    options.driver.queues = 2;
+    Rig rig(options);
+    ASSERT_NE(rig.driver, nullptr);
+    std::atomic<int> under_way{0};
+    std::vector<std::thread> threads;
+    for (std::uint64_t i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] {
+        AlignedBuffer memory(256 << 10);
+        int error = 0;
+        for (int turn = 0; error == 0; ++turn) {
+          if (turn == 3) ++under_way;
+          error = turn % 2 == 0 ? rig.write(i << 20, memory.data(), memory.size())
+                                : rig.read(i << 20, memory.data(), memory.size());
+        }
+        EXPECT_EQ(error, ESHUTDOWN) << std::strerror(error);
+      });
+    }
+    while (under_way.load() < 4) std::this_thread::yield();
+    const auto shut = rig.driver->shut_down();
+    EXPECT_TRUE(shut) << shut.error().message;
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(rig.driver->state(), DriverState::kShutDown);
+  }
+}
+
 // The controller sees CC.SHN before it is switched off.
 TEST(NvmeDriver, ShutdownIsAnnounced) {
   class Noting final : public RegisterWindow {
@@ -326,6 +357,10 @@ TEST(NvmeDriver, AnotherDriveIsNotTakenForTheOldOne) {
       {"queues", [](auto& o) { o.queue_pairs = 1; }, false},
       {"MDTS", [](auto& o) { o.mdts = 2; }, false},
       {"SGLs", [](auto& o) { o.sgl = kSglNone; }, false},
+      {"SGL blocks", [](auto& o) { o.sgl_blocks = 2; }, false},
+      {"volatile cache", [](auto& o) { o.volatile_cache = true; }, false},
+      {"atomic blocks", [](auto& o) { o.atomic_blocks = 3; }, false},
+      {"optimal boundary", [](auto& o) { o.namespaces[0].optimal_boundary = 8; }, false},
   };
   for (const Change& change : changes) {
     DmaSpace space;

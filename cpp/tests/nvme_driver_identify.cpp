@@ -99,6 +99,15 @@ TEST(NvmeDriverIdentify, LimitsThatAreNotSaid) {
   EXPECT_EQ(read(*data)->max_transfer_bytes, std::numeric_limits<std::uint64_t>::max());
 }
 
+// Whatever a controller says of itself, shutting it down ends within a minute.
+TEST(NvmeDriverIdentify, ShutdownsAreBounded) {
+  auto data = good_controller();
+  data->rtd3_entry_us = 59'000'001;
+  EXPECT_EQ(read(*data)->shutdown_ms, 59'001u);
+  data->rtd3_entry_us = ~0u;
+  EXPECT_EQ(read(*data)->shutdown_ms, 60'000u);
+}
+
 TEST(NvmeDriverIdentify, SglSupportAndQuirks) {
   auto data = good_controller();
   for (const auto& [sgls, rule] : {std::pair{kSglNone + 0u, SglRule::kNone},

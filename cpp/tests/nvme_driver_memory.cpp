@@ -97,6 +97,9 @@ TEST(NvmeDriverMemory, RegistrationThatFailsHalfWayLeavesNothing) {
   mapper.shift = 512;  // another offset in the page
   EXPECT_FALSE(registered.add(host, buffer.data(), buffer.size()));
   EXPECT_TRUE(mapper.mapped.empty());
+  mapper.shift = 0 - reinterpret_cast<std::uintptr_t>(buffer.data()) - 4096;  // the last page of all
+  EXPECT_FALSE(registered.add(host, buffer.data(), 8192));
+  EXPECT_TRUE(mapper.mapped.empty());
   mapper.shift = 0;
   EXPECT_TRUE(registered.add(host, buffer.data() + 100, 5000));
   EXPECT_EQ(registered.bytes(), 5000u);
@@ -244,6 +247,7 @@ TEST(NvmeDriverMemory, DeviceMemoryIsNeverCopiedByTheCpu) {
     RigOptions options;
     options.soft.sgl = kSglNone;
     options.driver.zero_copy = zero_copy;
+    options.block_shift = 9;
     Rig rig(options);
     ASSERT_NE(rig.disk, nullptr);
     DeviceMemory device(*rig.space);
@@ -254,6 +258,18 @@ TEST(NvmeDriverMemory, DeviceMemoryIsNeverCopiedByTheCpu) {
     EXPECT_EQ(rig.write(0, memory.data(), 32 << 10), 0);
     EXPECT_EQ(rig.read(0, memory.data() + 2, 4096), EFAULT) << "a PRP cannot name it";
     EXPECT_EQ(rig.driver->counters().bounced_commands, 0u);
+    // Nor where the CPU copies what is before and behind it, and it is less than a page.
+    AlignedBuffer other(8192);
+    for (std::size_t i = 0; i < 8192; ++i) rig.medium->data()[i] = static_cast<std::byte>(i * 5 / 4);
+    const iovec mixed[] = {
+        {other.data() + 2, 2048}, {memory.data(), 1024}, {memory.data() + 4096, 4096}, {other.data() + 4096, 1024}};
+    ASSERT_EQ(rig.move(NamespaceRequest::Op::kRead, 0, mixed), 0);
+    EXPECT_EQ(rig.driver->counters().bounced_bytes, 3072u);
+    const std::byte* expected = rig.medium->data();
+    for (const iovec& piece : mixed) {
+      EXPECT_EQ(std::memcmp(piece.iov_base, expected, piece.iov_len), 0);
+      expected += piece.iov_len;
+    }
     rig.driver->unregister_memory(memory.data());  // before its provider goes
   }
 }

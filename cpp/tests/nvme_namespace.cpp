@@ -236,6 +236,20 @@ TEST(NvmeNamespace, RegisteringTwiceFails) {
   EXPECT_TRUE(rig.disk->register_memory(memory.data(), 32 << 10));
 }
 
+TEST(NvmeNamespace, MemoryIsNotRegisteredWithoutZeroCopy) {
+  RigOptions options;
+  options.driver.zero_copy = false;
+  Rig rig(options);
+  ASSERT_NE(rig.disk, nullptr);
+  AlignedBuffer memory(64 << 10);
+  const auto registered = rig.disk->register_memory(memory.data(), memory.size());
+  ASSERT_FALSE(registered);
+  EXPECT_NE(registered.error().code, Code::kInvalidArgument) << "only a hint was not taken";
+  EXPECT_EQ(rig.write(0, memory.data(), memory.size()), 0);
+  EXPECT_EQ(rig.driver->counters().bounced_bytes, memory.size());
+  rig.disk->unregister_memory(memory.data());
+}
+
 // Several threads with one queue pair: every one gets its turn.
 TEST(NvmeNamespace, ManyThreadsShareFewQueues) {
   RigOptions options;
