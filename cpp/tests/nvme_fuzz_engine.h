@@ -136,6 +136,13 @@ inline std::uint64_t interesting(Random& random) {
   }
 }
 
+// Puts 1, 2, 4 or 8 bytes of `value` into a record, wherever `offset` falls.
+template <class Record>
+void set_field(Record& record, std::uint32_t offset, std::uint8_t width, std::uint64_t value) {
+  const std::size_t bytes = std::size_t{1} << width % 4;
+  std::memcpy(reinterpret_cast<std::uint8_t*>(&record) + offset % (sizeof record - bytes + 1), &value, bytes);
+}
+
 class Mutator {
  public:
   Mutator(const Target& target, Random& random) : target_(target), shape_(target.shape()), random_(random) {}

@@ -80,18 +80,12 @@ class StoreTarget final : public Target {
 
  private:
   template <class T>
-  static void set_field(T& record, const Change& change) {
-    const std::size_t bytes = std::size_t{1} << change.width % 4;
-    std::memcpy(reinterpret_cast<std::uint8_t*>(&record) + change.offset % (sizeof record - bytes + 1), &change.value,
-                bytes);
-  }
-  template <class T>
   bool change_record(const std::string& name, std::uint64_t at, const Change& change) {
     const std::string& original = image_.original(name);
     if (at + sizeof(T) > original.size()) return false;
     T record;
     std::memcpy(&record, original.data() + at, sizeof record);
-    set_field(record, change);
+    set_field(record, change.offset, change.width, change.value);
     const bool forged = change.reseal % 4 != 0;
     if (forged) seal(record);
     image_.change(name, at, &record, sizeof record);
@@ -146,12 +140,12 @@ class StoreTarget final : public Target {
       at += sizeof segment + segment.entries * sizeof(CheckpointEntry);
     }
     if (change.what % kWhats == kCheckpointSegment) {
-      set_field(segment, change);
+      set_field(segment, change.offset, change.width, change.value);
     } else {
       if (segment.entries == 0) return false;
       std::vector<CheckpointEntry> entries(segment.entries);
       std::memcpy(entries.data(), original.data() + at + sizeof segment, entries.size() * sizeof entries[0]);
-      set_field(entries[change.index / 4 % entries.size()], change);
+      set_field(entries[change.index / 4 % entries.size()], change.offset, change.width, change.value);
       image_.change(name, at + sizeof segment, entries.data(), entries.size() * sizeof entries[0]);
       segment.entries_digest = xxh3_64(entries.data(), entries.size() * sizeof entries[0]);
     }

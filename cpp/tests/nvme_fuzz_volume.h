@@ -175,9 +175,7 @@ class VolumeTarget final : public Target {
     if (at + sizeof(T) > device.bytes()) return;
     T record;
     device.contents.read(at, &record, sizeof record);
-    const std::size_t bytes = std::size_t{1} << change.width % 4;
-    std::memcpy(reinterpret_cast<std::uint8_t*>(&record) + change.offset % (sizeof record - bytes + 1), &change.value,
-                bytes);
+    set_field(record, change.offset, change.width, change.value);
     if (change.reseal % 4 != 0) seal(record);
     device.contents.write(at, &record, sizeof record);
   }
