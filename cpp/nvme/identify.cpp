@@ -89,7 +89,6 @@ Result<ControllerInfo> read_controller(const IdentifyController& data, Capabilit
   }
 
   info.volatile_cache = (data.volatile_cache & 1) != 0;
-  info.abort_limit = data.abort_limit + 1u;
   info.shutdown_ms = std::min(data.rtd3_entry_us / 1000 + (data.rtd3_entry_us % 1000 != 0), kMostShutdownMs);
   for (std::size_t i = 0; i < 3; ++i) info.retry_delay_ms[i + 1] = data.retry_delay_100ms[i] * 100u;
   info.power_fail_blocks = data.awupf + 1u;

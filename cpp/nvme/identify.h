@@ -31,7 +31,6 @@ struct ControllerInfo {
   SglRule sgl = SglRule::kNone;
   std::uint32_t sgl_blocks = 1;  // most data block descriptors of a command
   bool volatile_cache = false;
-  std::uint32_t abort_limit = 1;                       // Abort commands outstanding at once
   std::uint32_t shutdown_ms = 0;                       // RTD3E; 0: not said
   std::array<std::uint32_t, 4> retry_delay_ms{};       // by the CRD field of a status
   std::uint32_t power_fail_blocks = 1;                 // AWUPF

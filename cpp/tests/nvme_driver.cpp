@@ -14,6 +14,7 @@ namespace {
 
 using testing::Rig;
 using testing::RigOptions;
+using testing::WindowBefore;
 using Op = NamespaceRequest::Op;
 
 constexpr std::uint64_t kSecond = 1'000'000'000;
@@ -262,25 +263,21 @@ TEST(NvmeDriver, ShutdownUnderLoad) {
 
 // The controller sees CC.SHN before it is switched off.
 TEST(NvmeDriver, ShutdownIsAnnounced) {
-  class Noting final : public RegisterWindow {
+  class Noting final : public WindowBefore {
    public:
     explicit Noting(RegisterWindow& window) : window_(window) {}
+    RegisterWindow& behind() override { return window_; }
     std::uint32_t read32(std::uint32_t offset) override {
       const std::uint32_t value = window_.read32(offset);
       if (offset == kRegCsts && value != kRegisterGone && (value & kCstsShstMask) == kCstsShstComplete)
         completed = true;
       return value;
     }
-    std::uint64_t read64(std::uint32_t offset) override { return window_.read64(offset); }
     void write32(std::uint32_t offset, std::uint32_t value) override {
       if (offset == kRegCc && (value & kCcShnMask) == kCcShnNormal) announced = true;
       if (offset == kRegCc && (value & kCcEnable) == 0 && announced && !completed) too_early = true;
       window_.write32(offset, value);
     }
-    void write64(std::uint32_t offset, std::uint64_t value) override { window_.write64(offset, value); }
-    volatile std::uint32_t* doorbells() override { return window_.doorbells(); }
-    std::uint32_t bytes() const override { return window_.bytes(); }
-    void notify() override { window_.notify(); }
     bool announced = false, completed = false, too_early = false;
 
    private:
@@ -329,17 +326,57 @@ TEST(NvmeDriver, ResetUnderLoad) {
   EXPECT_FALSE(rig.driver->cache_lost());
 }
 
+// Two find the controller not ready. The first resets it; the second then has nothing left to do.
+TEST(NvmeDriver, OneResetIsEnough) {
+  class Unready final : public WindowBefore {
+   public:
+    explicit Unready(RegisterWindow& window) : window_(window) {}
+    RegisterWindow& behind() override { return window_; }
+    std::uint32_t read32(std::uint32_t offset) override {
+      if (offset != kRegCsts || std::this_thread::get_id() != reader.load()) return window_.read32(offset);
+      // The first look, which leads to the recovery, and the first of that.
+      if (++looks == 2) meanwhile();
+      return looks <= 2 ? window_.read32(offset) & ~kCstsReady : window_.read32(offset);
+    }
+    std::atomic<std::thread::id> reader;
+    int looks = 0;
+    std::function<void()> meanwhile;
+
+   private:
+    RegisterWindow& window_;
+  };
+  Rig rig(closed_rig());
+  Unready window(rig.controller->window());
+  auto opened = Driver::open(window, *rig.space, rig.driver_options);
+  ASSERT_TRUE(opened) << opened.error().message;
+  const std::shared_ptr<Driver> driver(std::move(*opened));
+  auto disk = NvmeNamespace::open(driver, 1);
+  ASSERT_TRUE(disk);
+  window.meanwhile = [&] { std::thread([&] { EXPECT_TRUE(driver->reset()); }).join(); };
+  FaultRule late;
+  late.kind = FaultKind::kLateCompletion;
+  late.queue = 1;
+  late.delay = std::chrono::seconds(1);
+  rig.faults->add(late);
+  AlignedBuffer page(4096);
+  const iovec range{page.data(), 4096};
+  NamespaceRequest request{.op = Op::kRead, .memory = {&range, 1}, .error = -1};
+  window.reader = std::this_thread::get_id();
+  (*disk)->run({&request, 1}, nullptr);
+  window.reader = std::thread::id();
+  EXPECT_EQ(request.error, 0);
+  EXPECT_GE(window.looks, 2);
+  const DriverCounters counters = driver->counters();
+  EXPECT_EQ(counters.resets, 1u);
+  EXPECT_EQ(counters.queue_deletions, 0u);
+  EXPECT_EQ(counters.retries, 1u);
+}
+
 // In the slot is another drive after the power came back: what is in flight must not go to it.
 TEST(NvmeDriver, AnotherDriveIsNotTakenForTheOldOne) {
-  class Slot final : public RegisterWindow {
+  class Slot final : public WindowBefore {
    public:
-    std::uint32_t read32(std::uint32_t offset) override { return drive->window().read32(offset); }
-    std::uint64_t read64(std::uint32_t offset) override { return drive->window().read64(offset); }
-    void write32(std::uint32_t offset, std::uint32_t value) override { drive->window().write32(offset, value); }
-    void write64(std::uint32_t offset, std::uint64_t value) override { drive->window().write64(offset, value); }
-    volatile std::uint32_t* doorbells() override { return drive->window().doorbells(); }
-    std::uint32_t bytes() const override { return drive->window().bytes(); }
-    void notify() override { drive->window().notify(); }
+    RegisterWindow& behind() override { return drive->window(); }
     std::unique_ptr<SoftController> drive;
   };
   struct Change {
@@ -391,6 +428,7 @@ TEST(NvmeDriver, AnotherDriveIsNotTakenForTheOldOne) {
     (*disk)->run({&request, 1}, nullptr);
     EXPECT_EQ(request.error, change.same ? 0 : EIO) << change.what;
     EXPECT_EQ(shared->state(), change.same ? DriverState::kLive : DriverState::kFailed) << change.what;
+    EXPECT_EQ((slot.read32(kRegCsts) & kCstsReady) != 0, change.same) << "left on with memory that was taken away";
   }
 }
 

@@ -275,6 +275,25 @@ TEST_P(NvmeDriverFault, EndsInTimeAndTouchesNothingAfterwards) {
   for (std::size_t i = 0; i < kBytes; ++i) ASSERT_EQ(memory.data()[i], std::byte{0x5a}) << "byte " << i;
 }
 
+// A queue is about to be deleted, and commands of it are still at work: those that complete in time are not sent again.
+TEST(NvmeDriverFaultOfOne, WhatCompletesBeforeTheDeletionIsNotSentAgain) {
+  RigOptions options;
+  options.soft.mdts = 1;  // several commands
+  options.driver.queues = 1;
+  options.driver.abort_grace_ms = 500;
+  Rig rig(options);
+  ASSERT_NE(rig.disk, nullptr);
+  rig.faults->add(rule(FaultKind::kWrongCommandId));
+  FaultRule late = delayed(rule(FaultKind::kLateCompletion), 50);
+  late.count = 3;
+  rig.faults->add(late);
+  AlignedBuffer memory(kBytes);
+  EXPECT_EQ(rig.read(0, memory.data(), kBytes), 0);
+  const DriverCounters counters = rig.driver->counters();
+  EXPECT_EQ(counters.queue_deletions, 1u);
+  EXPECT_EQ(counters.retries, 1u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Faults, NvmeDriverFault, ::testing::ValuesIn(runs()), [](const auto& info) {
   std::string name = cases()[std::get<0>(info.param)].name;
   std::string plain;

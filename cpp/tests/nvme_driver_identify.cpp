@@ -61,7 +61,6 @@ TEST(NvmeDriverIdentify, CapabilitiesThatChangedSinceBringUpAreRefused) {
 TEST(NvmeDriverIdentify, ControllerIsRead) {
   auto data = good_controller();
   data->volatile_cache = 1;
-  data->abort_limit = 3;
   data->rtd3_entry_us = 1001;
   data->retry_delay_100ms[0] = 2;
   data->retry_delay_100ms[2] = 5;
@@ -77,7 +76,6 @@ TEST(NvmeDriverIdentify, ControllerIsRead) {
   EXPECT_EQ(info->firmware, "1.0");
   EXPECT_EQ(info->max_transfer_bytes, 32u * 4096);
   EXPECT_TRUE(info->volatile_cache);
-  EXPECT_EQ(info->abort_limit, 4u);
   EXPECT_EQ(info->shutdown_ms, 2u);
   EXPECT_EQ(info->retry_delay_ms, (std::array<std::uint32_t, 4>{0, 200, 0, 500}));
   EXPECT_EQ(info->power_fail_blocks, 8u);

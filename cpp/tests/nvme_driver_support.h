@@ -27,6 +27,19 @@ inline double campaign_factor() {
   return factor > 0 ? factor : 1;
 }
 
+// Stands before another window, to look at or change what goes through.
+class WindowBefore : public RegisterWindow {
+ public:
+  virtual RegisterWindow& behind() = 0;
+  std::uint32_t read32(std::uint32_t offset) override { return behind().read32(offset); }
+  std::uint64_t read64(std::uint32_t offset) override { return behind().read64(offset); }
+  void write32(std::uint32_t offset, std::uint32_t value) override { behind().write32(offset, value); }
+  void write64(std::uint32_t offset, std::uint64_t value) override { behind().write64(offset, value); }
+  volatile std::uint32_t* doorbells() override { return behind().doorbells(); }
+  std::uint32_t bytes() const override { return const_cast<WindowBefore*>(this)->behind().bytes(); }
+  void notify() override { behind().notify(); }
+};
+
 struct RigOptions {
   DmaSpaceOptions::Addresses addresses = DmaSpaceOptions::Addresses::kTranslated;
   std::uint64_t bytes = 8 << 20;  // of the namespace
