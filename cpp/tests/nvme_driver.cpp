@@ -345,7 +345,9 @@ TEST(NvmeDriver, OneResetIsEnough) {
    private:
     RegisterWindow& window_;
   };
-  Rig rig(closed_rig());
+  RigOptions options = closed_rig();
+  options.soft.timeout_ms = 7500;
+  Rig rig(options);
   Unready window(rig.controller->window());
   auto opened = Driver::open(window, *rig.space, rig.driver_options);
   ASSERT_TRUE(opened) << opened.error().message;

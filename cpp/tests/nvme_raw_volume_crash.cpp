@@ -138,5 +138,34 @@ TEST(NvmeRawVolumeCrash, APowerCutWhileItIsFormattedLeavesABlankNamespaceOrAVolu
   EXPECT_GT(whole, 20u);
 }
 
+TEST(NvmeRawVolumeCrash, APowerCutWhileItIsFormattedAnewLeavesOneVolumeWholeOrNone) {
+  std::mt19937_64 random(4);
+  MemoryNamespace device(kNamespace);
+  auto old = make(device);
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(old->create(std::to_string(i), kMiB, 0));
+  const Files files = files_of(*old);
+  const BlockFile first = device.contents;
+  device.recording = true;
+  ASSERT_TRUE(RawVolume::format(device, kOther));
+  std::uint64_t olds = 0, news = 0, nones = 0;
+  for (std::size_t at = 0; at <= device.events.size(); ++at) {
+    for (int choice = 0; choice < 20; ++choice) {
+      MemoryNamespace after(after_power_cut(first, device.events, at, random), 512);
+      const auto fresh = RawVolume::open(after, kOther);
+      const auto kept = fresh ? Result<std::unique_ptr<RawVolume>>(Error{}) : RawVolume::open(after, kUuid);
+      if (fresh) {
+        EXPECT_TRUE((*fresh)->names().empty());
+        EXPECT_EQ((*fresh)->lost(), 0u) << "entries of the old volume are still there";
+      } else if (kept) {
+        EXPECT_EQ(files_of(**kept).size(), files.size()) << "the old superblock stands over an empty directory";
+      }
+      ++(fresh ? news : kept ? olds : nones);
+    }
+  }
+  EXPECT_GT(olds, 20u);
+  EXPECT_GT(news, 20u);
+  EXPECT_GT(nones, 20u);
+}
+
 }  // namespace
 }  // namespace tardis::nvme::testing
