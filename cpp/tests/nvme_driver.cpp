@@ -26,7 +26,6 @@ RigOptions closed_rig() {
   RigOptions options;
   options.open = false;
   options.driver.queues = 1;
-  options.soft.timeout_ms = 500;
   return options;
 }
 
@@ -91,7 +90,9 @@ TEST(NvmeDriver, SlowControllerIsAwaited) {
 }
 
 TEST(NvmeDriver, ControllerThatIsNeverReadyFails) {
-  Rig rig(closed_rig());
+  RigOptions options = closed_rig();
+  options.soft.timeout_ms = 500;
+  Rig rig(options);
   rig.controller->hold_ready(true);
   const std::uint64_t start = monotonic_ns();
   auto opened = Driver::open(rig.controller->window(), *rig.space, rig.driver_options);
@@ -99,7 +100,7 @@ TEST(NvmeDriver, ControllerThatIsNeverReadyFails) {
   EXPECT_LT(monotonic_ns() - start, 5 * kSecond);
   EXPECT_NE(opened.error().message.find("waiting for CSTS.RDY=1"), std::string::npos) << opened.error().message;
   rig.controller->hold_ready(false);
-  EXPECT_TRUE(rig.open());
+  EXPECT_TRUE(rig.open(/*attempts=*/10));
 }
 
 // Each admin command of the bring-up in turn goes wrong in each way: opening fails within its deadline, all memory is
@@ -345,9 +346,7 @@ TEST(NvmeDriver, OneResetIsEnough) {
    private:
     RegisterWindow& window_;
   };
-  RigOptions options = closed_rig();
-  options.soft.timeout_ms = 7500;
-  Rig rig(options);
+  Rig rig(closed_rig());
   Unready window(rig.controller->window());
   auto opened = Driver::open(window, *rig.space, rig.driver_options);
   ASSERT_TRUE(opened) << opened.error().message;

@@ -166,6 +166,22 @@ TEST(NvmeRawVolume, RefusesToOpenWhatIsNotItsOwn) {
   EXPECT_NE(open(device), nullptr);
 }
 
+// A copy that is of an earlier format, in either place: what was written since never reached it.
+TEST(NvmeRawVolume, TheNewerOfTwoSuperblocksHolds) {
+  MemoryNamespace device(kNamespace);
+  ASSERT_TRUE(RawVolume::format(device, kUuid));
+  const auto older = read_at<VolumeSuperblock>(device.contents, 0);
+  ASSERT_TRUE(RawVolume::format(device, kOther));
+  for (const std::uint64_t place : {std::uint64_t{0}, kNamespace - 4096}) {
+    MemoryNamespace mixed(device.contents, 512);
+    write_at(mixed.contents, place, older);
+    EXPECT_EQ(refusal(mixed).code, Code::kInvalidArgument);
+    const auto volume = open(mixed, kOther);
+    ASSERT_NE(volume, nullptr);
+    EXPECT_EQ(volume->mended(), 1u);
+  }
+}
+
 TEST(NvmeRawVolume, ANamespaceThatGrewStillHasIt) {
   MemoryNamespace device(kNamespace);
   auto volume = make(device);
