@@ -84,6 +84,23 @@ TEST(NvmeSoftAdmin, WrongRegistersAreFatalUntilAReset) {
   EXPECT_EQ(client.kinds(), "register, register, register, register");
 }
 
+// CSTS.RDY is 0 after an enabling that failed: there is nothing to wait for between clearing CC.EN and setting it.
+TEST(NvmeSoftAdmin, EnablingThatFailedIsForgottenWithoutAWait) {
+  HandClient client;
+  for (int round = 0; round < 200; ++round) {
+    client.set_admin_registers();
+    client.window().write64(kRegAsq, 0x123000);
+    client.window().write32(kRegCc, kUsualCc);
+    ASSERT_TRUE(client.wait_status(kCstsFatal | kCstsReady, kCstsFatal)) << round;
+    client.window().write32(kRegCc, 0);
+    ASSERT_TRUE(client.enable()) << round;
+    ASSERT_EQ(client.window().read32(kRegCsts) & kCstsFatal, 0u) << round;
+    client.window().write32(kRegCc, 0);
+    ASSERT_TRUE(client.wait_status(kCstsReady, 0)) << round;
+  }
+  EXPECT_EQ(client.controller().counters().resets, 400u);
+}
+
 TEST(NvmeSoftAdmin, IdentifyTellsWhatTheOptionsSay) {
   SoftControllerOptions options = memory_options(1 << 20);
   Result<std::unique_ptr<MemoryMedium>> small = MemoryMedium::create(64 << 10);
