@@ -41,7 +41,7 @@ class ControllerTarget final : public Target {
     std::uint8_t identity, block_shift, threads, sgl, sgl_rules, mdts, stride, queues;
     std::uint8_t fault, fault_odds, fault_delay, fault_data;
     std::uint16_t fault_status;
-    std::uint8_t sgl_blocks, reserved;
+    std::uint8_t sgl_blocks, end;  // see Session::reset()
   };
   static_assert(sizeof(Head) == 16);
   static constexpr std::size_t kRecordBytes = 72;
@@ -97,7 +97,8 @@ class ControllerTarget final : public Target {
     const std::uint32_t region = random() % 12 == 0  ? static_cast<std::uint32_t>(random() % HostileMemory::kRegions)
                                  : random() % 4 == 0 ? HostileMemory::kMoreData
                                                      : HostileMemory::kData;
-    const std::uint64_t offset = random() % 17 * 4096 + (aligned ? 0 : random() % 4096 / 4 * 4);
+    std::uint64_t offset = random() % 17 * 4096 + (aligned ? 0 : random() % 4096 / 4 * 4);
+    if (!aligned && random() % 4 == 0) offset = HostileMemory::bytes(region) - (std::uint64_t{4} << random() % 10);
     return HostileMemory::symbol(region, offset);
   }
   static void make_data(Random& random, SubmissionEntry& entry) {
@@ -148,7 +149,8 @@ class ControllerTarget final : public Target {
 
   class Session {
    public:
-    Session(const Head& head, DmaSpace& space, Findings& findings) : findings_(findings), memory_(space, findings) {
+    Session(const Head& head, DmaSpace& space, Findings& findings)
+        : findings_(findings), memory_(space, findings), cuts_power_(head.end % 4 == 3) {
       SoftControllerOptions options;
       auto medium = MemoryMedium::create(kMediumBytes);
       findings.expect(static_cast<bool>(medium), "no medium");
@@ -169,7 +171,9 @@ class ControllerTarget final : public Target {
       options.spin = std::chrono::microseconds(0);  // there may be one processor for all threads
       options.violations_kept = 64;
       faults_ = options.faults = std::make_shared<FaultPlan>();
-      if (head.fault % 16 < kFaultKinds && head.fault >= 128) add_fault(head);
+      const bool fault = head.fault % 16 < kFaultKinds && head.fault >= 128;
+      const bool early = head.fault_data % 4 >= 2;  // it may keep the queues from being created
+      if (fault && early) add_fault(head);
       auto made = SoftController::create(std::move(options), space);
       findings.expect(static_cast<bool>(made), "a controller cannot be made");
       controller_ = std::move(*made);
@@ -182,6 +186,7 @@ class ControllerTarget final : public Target {
       } else {
         lawful_ = false;  // the doorbells of its queues do not exist
       }
+      if (fault && !early) add_fault(head);
     }
 
     void step(const Record& record) {
@@ -251,15 +256,14 @@ class ControllerTarget final : public Target {
       }
       faults_->clear();
       for (std::uint32_t region = 0; region < HostileMemory::kNeverMapped; ++region) memory_.map(region);
-      controller_->insert();
-      controller_->window().write32(kRegCc, 0);
-      findings_.expect(wait_ready(false), "CSTS.RDY does not become 0 after CC.EN=0");
+      reset();
+      enable(kUsualCc);
+      findings_.expect(wait_ready(true), "CSTS.RDY does not become 1 after a reset");
+      findings_.expect((controller_->window().read32(kRegCsts) & kCstsFatal) == 0, "CSTS.CFS outlives a reset");
       const SoftControllerCounters counters = controller_->counters();
       findings_.expect(counters.outstanding == 0, "commands are outstanding after a reset");
       findings_.expect(faulty_ || counters.completions <= counters.commands, "more completions than commands");
       (void)controller_->take_violations();
-      enable(kUsualCc);
-      findings_.expect(wait_ready(true), "CSTS.RDY does not become 1 after a reset");
       findings_.expect(create_queue(1), "a queue cannot be created after a reset");
       // Two pages are written and read back under ids that have been used, each answered once.
       std::byte* const data = memory_.at(HostileMemory::kData);
@@ -294,21 +298,37 @@ class ControllerTarget final : public Target {
       faults_->add(rule);
     }
 
+    // From whatever state it is in, with or without its power being cut first.
+    void reset() {
+      RegisterWindow& window = controller_->window();
+      if (cuts_power_) controller_->insert();
+      do {  // again if a command that it still had removed it
+        if (gone()) controller_->insert();
+        if ((window.read32(kRegCc) & kCcEnable) == 0) {
+          enable(kUsualCc);
+          findings_.expect(wait_ready(true) || gone(), "CSTS.RDY does not become 1 after CC.EN=1");
+        }
+        window.write32(kRegCc, 0);
+        findings_.expect(wait_ready(false) || gone(), "CSTS.RDY does not become 0 after CC.EN=0");
+      } while (gone());
+    }
     bool wait_ready(bool ready) {
       const std::uint64_t end = monotonic_ns() + kPatienceNs;
       while (((controller_->window().read32(kRegCsts) & kCstsReady) != 0) != ready) {
-        if (monotonic_ns() > end) return false;
+        if (gone() || monotonic_ns() > end) return false;
         pause();
       }
       return true;
     }
+    bool gone() {
+      const std::uint32_t version = controller_->window().read32(kRegVs);
+      return version == 0 || version == kRegisterGone;
+    }
     // Waits for it only where it must work.
     void enable(std::uint32_t cc) {
-      for (auto& queue : queues_) queue->restart();
       RegisterWindow& window = controller_->window();
-      if (cc == kUsualCc && window.read32(kRegCsts) != kRegisterGone && window.read32(kRegVs) != 0) {
-        (void)wait_ready(false);
-      }
+      if (cc == kUsualCc && !gone() && (window.read32(kRegCc) & kCcEnable) == 0) (void)wait_ready(false);
+      for (auto& queue : queues_) queue->restart();
       window.write32(kRegAqa, admin_queue_attributes(HostileQueue::kEntries, HostileQueue::kEntries));
       window.write64(kRegAsq, queues_[0]->sq_address());
       window.write64(kRegAcq, queues_[0]->cq_address());
@@ -455,6 +475,7 @@ class ControllerTarget final : public Target {
 
     Findings& findings_;
     HostileMemory memory_;
+    const bool cuts_power_;
     std::shared_ptr<FaultPlan> faults_;
     std::unique_ptr<SoftController> controller_;
     std::array<std::unique_ptr<HostileQueue>, kQueues> queues_;

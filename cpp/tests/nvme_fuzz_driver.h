@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzz target: the driver on a controller that a script leads. Whatever the controller does, each call ends, memory is
-// given back, and no request succeeds of which the controller has not said so.
+// given back, and no request succeeds of which the controller has not said so. Commands name mapped memory only, and
+// data is right unless the controller lied.
 #pragma once
 
 #include <array>
@@ -145,7 +146,18 @@ class DriverTarget final : public Target {
       std::array<int, 6> ends{};
       for (std::size_t i = 0; i < requests.size(); ++i) {
         requests[i] = {op, i * 131072, memory[i], -1};
+        std::uint64_t at = requests[i].offset;
+        for (const iovec& piece : memory[i]) {
+          auto* const bytes = static_cast<std::uint8_t*>(piece.iov_base);
+          if (op == NamespaceRequest::Op::kWrite) {
+            fill_pattern(at, bytes, piece.iov_len);
+          } else {
+            std::memset(bytes, 0xee, piece.iov_len);
+          }
+          at += piece.iov_len;
+        }
       }
+      controller_.set_block_bytes(block);
       controller_.succeeded().clear();
       timed(op == NamespaceRequest::Op::kRead ? "read" : "write", [&] {
         disk.run(requests,
@@ -166,7 +178,20 @@ class DriverTarget final : public Target {
           findings_.expect(controller_.succeeded().contains({opcode, at}),
                            "a request succeeds of which the controller has not said so");
         }
+        findings_.expect(controller_.lied() || holds_pattern(requests[i]), "a request succeeds with wrong data");
       }
+    }
+
+    static bool holds_pattern(const NamespaceRequest& request) {
+      std::uint64_t at = request.offset;
+      std::vector<std::uint8_t> expected;
+      for (const iovec& piece : request.memory) {
+        expected.resize(piece.iov_len);
+        fill_pattern(at, expected.data(), expected.size());
+        if (std::memcmp(piece.iov_base, expected.data(), expected.size()) != 0) return false;
+        at += piece.iov_len;
+      }
+      return true;
     }
 
     void note_counters(const DriverCounters& counters) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,9 +49,15 @@ inline std::uint64_t hash_of(const void* data, std::size_t bytes, std::uint64_t 
 // What one execution showed.
 class Findings {
  public:
+  explicit Findings(bool aloud = false) : aloud_(aloud) {}
+
   void note(std::string_view kind, std::uint64_t a = 0, std::uint64_t b = 0) {
     const std::uint64_t values[2] = {a, b};
-    features_.insert(hash_of(values, sizeof values, hash_of(kind.data(), kind.size())));
+    const bool is_new = features_.insert(hash_of(values, sizeof values, hash_of(kind.data(), kind.size()))).second;
+    if (aloud_ && is_new) {
+      std::printf("  %.*s %#llx %#llx\n", static_cast<int>(kind.size()), kind.data(),
+                  static_cast<unsigned long long>(a), static_cast<unsigned long long>(b));
+    }
   }
   // A text, of which only plain words count: names and numbers in it say nothing new.
   void note_text(std::string_view kind, const std::string& text) {
@@ -62,17 +69,22 @@ class Findings {
       if (plain) hash = hash_of(word.data(), word.size(), hash);
       at = end + 1;
     }
-    features_.insert(hash);
+    const bool is_new = features_.insert(hash).second;
+    if (aloud_ && is_new) {
+      std::printf("  %.*s: %s\n", static_cast<int>(kind.size()), kind.data(), text.empty() ? "well" : text.c_str());
+    }
   }
   // An oracle: the process ends if it does not hold.
   void expect(bool holds, const std::string& what) const {
     if (holds) return;
+    std::fflush(stdout);
     std::fprintf(stderr, "broken: %s\n", what.c_str());
     std::abort();
   }
   const std::unordered_set<std::uint64_t>& features() const { return features_; }
 
  private:
+  const bool aloud_;
   std::unordered_set<std::uint64_t> features_;
 };
 
@@ -242,18 +254,24 @@ class Mutator {
 
 // ---- files of inputs
 
+[[noreturn]] inline void stop(const std::string& message) {
+  std::fprintf(stderr, "tardis_nvme_fuzz: %s\n", message.c_str());
+  std::exit(2);
+}
 inline Bytes read_input(const std::filesystem::path& path) {
   std::ifstream file(path);
-  if (!file) {
-    std::fprintf(stderr, "%s: cannot be read\n", path.c_str());
-    std::exit(2);
-  }
+  if (!file) stop(path.string() + " cannot be read");
   Bytes input;
   for (std::string word; file >> word;) {
-    for (std::size_t i = 0; i + 1 < word.size(); i += 2) {
+    if (word.size() % 2 != 0 || word.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      stop(path.string() + ": expected bytes as pairs of hexadecimal digits, found " + word);
+    }
+    for (std::size_t i = 0; i < word.size(); i += 2) {
       input.push_back(static_cast<std::uint8_t>(std::strtoul(word.substr(i, 2).c_str(), nullptr, 16)));
     }
   }
+  if (input.size() > kMostBytes)
+    stop(path.string() + ": an input has " + std::to_string(kMostBytes) + " bytes at most");
   return input;
 }
 inline void write_input(const std::filesystem::path& path, Input input) {
@@ -265,6 +283,18 @@ inline void write_input(const std::filesystem::path& path, Input input) {
     file << digits;
   }
   if (input.size() % 32 != 0) file << '\n';
+}
+// The inputs of a folder, by name.
+inline std::vector<std::filesystem::path> list_inputs(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  if (std::filesystem::is_directory(folder)) {
+    for (const auto& file : std::filesystem::directory_iterator(folder)) {
+      if (file.path().extension() == ".hex") files.push_back(file.path());
+    }
+  }
+  if (files.empty()) stop(folder.string() + " has no inputs");
+  std::sort(files.begin(), files.end());
+  return files;
 }
 inline std::string input_name(Input input) {
   char text[24];
@@ -281,12 +311,13 @@ struct Plan {
   std::filesystem::path keep;    // where the best inputs of the run are written; empty: nowhere
   std::size_t most_kept = 20;
   double hang_seconds = 30;  // the most that one input may take, on a machine that does much else
+  std::uint64_t times = 1;   // that a single input is executed: what threads do is not always the same
 };
 
 // What the process of a target and its parent share.
 struct Progress {
-  std::atomic<std::uint64_t> started_ns;  // of the input; 0: none is being executed
-  std::atomic<std::uint64_t> executions, features, pool, longest_ns;
+  std::atomic<std::uint64_t> started_ns;  // of the input, or of what comes before the first
+  std::atomic<std::uint64_t> corpus, executions, features, pool, longest_ns;
   std::atomic<std::uint64_t> bytes;
   std::uint8_t input[kMostBytes];
 };
@@ -299,14 +330,10 @@ class Fuzzer {
   void run() {
     const std::uint64_t end = monotonic_ns() + static_cast<std::uint64_t>(plan_.seconds * 1e9);
     if (!plan_.corpus.empty()) {
-      std::vector<std::filesystem::path> files;
-      if (std::filesystem::is_directory(plan_.corpus / target_.name())) {
-        for (const auto& file : std::filesystem::directory_iterator(plan_.corpus / target_.name())) {
-          if (file.path().extension() == ".hex") files.push_back(file.path());
-        }
+      for (const auto& file : list_inputs(plan_.corpus / target_.name())) {
+        attempt(read_input(file));
+        progress_.corpus.fetch_add(1);
       }
-      std::sort(files.begin(), files.end());
-      for (const auto& file : files) attempt(read_input(file));
     }
     do {
       const bool fresh = pool_.empty() || random_() % 16 == 0;
@@ -314,15 +341,16 @@ class Fuzzer {
     } while (monotonic_ns() < end);
     if (!plan_.keep.empty()) keep_best();
   }
-  Findings attempt(const Bytes& input) {
+  Findings attempt(const Bytes& input, bool aloud = false) {
     progress_.bytes.store(std::min(input.size(), kMostBytes));
     if (!input.empty()) std::memcpy(progress_.input, input.data(), std::min(input.size(), kMostBytes));
     const std::uint64_t start = monotonic_ns();
     progress_.started_ns.store(start);
-    Findings findings;
+    Findings findings(aloud);
     target_.execute({progress_.input, static_cast<std::size_t>(progress_.bytes.load())}, findings);
-    progress_.started_ns.store(0);
-    progress_.longest_ns.store(std::max(progress_.longest_ns.load(), monotonic_ns() - start));
+    const std::uint64_t end = monotonic_ns();
+    progress_.started_ns.store(end);
+    progress_.longest_ns.store(std::max(progress_.longest_ns.load(), end - start));
     progress_.executions.fetch_add(1);
     bool novel = false;
     for (const std::uint64_t feature : findings.features()) novel |= seen_.insert(feature).second;
@@ -387,13 +415,15 @@ inline bool supervise(const char* name, const MakeTarget& make, const Plan& plan
   }
   auto* const progress = new (shared) Progress{};
   const std::uint64_t began = monotonic_ns();
+  progress->started_ns.store(began);
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     const std::unique_ptr<Target> target = make();
     Fuzzer fuzzer(*target, plan, *progress);
     if (only) {
-      std::printf("%s: %zu features\n", name, fuzzer.attempt(*only).features().size());
+      for (std::uint64_t n = 0; n < plan.times; ++n) fuzzer.attempt(*only, /*aloud=*/n == 0);
     } else {
       fuzzer.run();
     }
@@ -403,7 +433,7 @@ inline bool supervise(const char* name, const MakeTarget& make, const Plan& plan
   bool hung = false;
   while (child > 0 && ::waitpid(child, &status, WNOHANG) == 0) {
     const std::uint64_t started = progress->started_ns.load();
-    if (started != 0 && static_cast<double>(monotonic_ns() - started) > plan.hang_seconds * 1e9) {
+    if (static_cast<double>(monotonic_ns()) - static_cast<double>(started) > plan.hang_seconds * 1e9) {
       hung = true;
       ::kill(child, SIGKILL);
       ::waitpid(child, &status, 0);
@@ -414,15 +444,17 @@ inline bool supervise(const char* name, const MakeTarget& make, const Plan& plan
   if (child > 0) std::filesystem::remove_all(scratch_folder(child));
   const double seconds = static_cast<double>(monotonic_ns() - began) * 1e-9;
   const bool well = child > 0 && !hung && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  std::printf("%s: %llu executions in %.1f s, %llu features, %llu inputs, longest %.1f ms\n", name,
-              static_cast<unsigned long long>(progress->executions.load()), seconds,
-              static_cast<unsigned long long>(progress->features.load()),
-              static_cast<unsigned long long>(progress->pool.load()),
-              static_cast<double>(progress->longest_ns.load()) * 1e-6);
+  std::printf(
+      "%s: seed %llu, %llu of the corpus, %llu executions in %.1f s, %llu features, %llu inputs, longest %.1f ms\n",
+      name, static_cast<unsigned long long>(plan.seed), static_cast<unsigned long long>(progress->corpus.load()),
+      static_cast<unsigned long long>(progress->executions.load()), seconds,
+      static_cast<unsigned long long>(progress->features.load()),
+      static_cast<unsigned long long>(progress->pool.load()), static_cast<double>(progress->longest_ns.load()) * 1e-6);
   if (!well) {
     const Input input{progress->input, static_cast<std::size_t>(progress->bytes.load())};
-    const std::filesystem::path file = std::string("failed-") + name + "-" + input_name(input);
-    write_input(std::filesystem::absolute(file), input);
+    const std::filesystem::path file =
+        std::filesystem::absolute(std::string("failed-") + name + "-" + input_name(input));
+    write_input(file, input);
     std::printf("%s: FAILED (%s); run again with target=%s input=%s\n", name,
                 hung                  ? "no end"
                 : WIFSIGNALED(status) ? ::strsignal(WTERMSIG(status))

@@ -19,6 +19,7 @@
 #include "nvme/register_window.h"
 #include "nvme/spec.h"
 #include "nvme_fuzz_engine.h"
+#include "nvme_fuzz_fake_data.h"
 
 namespace tardis::nvme::fuzz {
 
@@ -144,6 +145,9 @@ class FakeController final : public RegisterWindow {
   using Blocks = std::set<std::pair<std::uint8_t, std::uint64_t>>;  // opcode and block
   Blocks& succeeded() { return succeeded_; }
   std::uint64_t flushes() const { return flushes_; }
+  // It said of something that it was done, and has not done it: then data need not be right.
+  bool lied() const { return lied_; }
+  void set_block_bytes(std::uint32_t bytes) { block_bytes_ = bytes; }  // of the namespaces, as its client knows them
 
  private:
   static constexpr std::size_t kReserved = 1 << 20;
@@ -192,6 +196,7 @@ class FakeController final : public RegisterWindow {
       return;
     }
     if (queues_.empty()) {
+      std::memcpy(&enabled_capabilities_.raw, memory_ + kRegCap, sizeof enabled_capabilities_.raw);
       Queue& admin = queues_[0];
       std::memcpy(&admin.sq, memory_ + kRegAsq, 8);
       std::memcpy(&admin.cq, memory_ + kRegAcq, 8);
@@ -248,6 +253,7 @@ class FakeController final : public RegisterWindow {
       case Action::kStatus: {
         CompletionEntry entry = answer(id, command);
         entry.status = static_cast<std::uint16_t>(step.value << 1);
+        lied_ |= CommandStatus::of(entry).ok();
         return post(id, entry);
       }
       case Action::kLost:
@@ -268,6 +274,7 @@ class FakeController final : public RegisterWindow {
         if ((step.argument & 1) != 0) entry.command_id = command.command_id;
         if ((step.argument & 2) != 0) entry.sq_id = id;
         if ((step.argument & 4) != 0) entry.sq_head = static_cast<std::uint16_t>(queues_[id].sq_head);
+        lied_ |= CommandStatus::of(entry).ok();
         return post(id, entry, (step.argument & 8) != 0);
       }
       case Action::kFatal:
@@ -295,7 +302,10 @@ class FakeController final : public RegisterWindow {
   // Executes it, as far as a fake does.
   CompletionEntry good(std::uint16_t id, const SubmissionEntry& command) {
     CompletionEntry entry = answer(id, command);
-    if (id != 0) return entry;
+    if (id != 0) {
+      if (!lied_) move_data(command);
+      return entry;
+    }
     const auto queue = static_cast<std::uint16_t>(command.cdw10);
     switch (static_cast<AdminOpcode>(command.opcode)) {
       case AdminOpcode::kIdentify: {
@@ -332,6 +342,24 @@ class FakeController final : public RegisterWindow {
     return entry;
   }
 
+  void move_data(const SubmissionEntry& command) {
+    const bool read = command.opcode == static_cast<std::uint8_t>(IoOpcode::kRead);
+    if (!read && command.opcode != static_cast<std::uint8_t>(IoOpcode::kWrite)) return;
+    const std::size_t bytes = std::size_t{command.blocks()} * block_bytes_;
+    const auto& identity = *reinterpret_cast<const IdentifyController*>(pages_[0].data());
+    const std::uint32_t shift = identity.mdts + enabled_capabilities_.min_page_shift();
+    findings_.expect(identity.mdts == 0 || shift > 62 || bytes <= std::uint64_t{1} << shift,
+                     "a command moves more than MDTS allows");
+    const CommandMemory memory(mapper_, command, bytes, findings_);
+    std::vector<std::uint8_t> data(bytes);
+    fill_pattern(command.start_block() * block_bytes_, data.data(), bytes);
+    if (read) {
+      memory.write(data.data());
+    } else {
+      findings_.expect(memory.holds(data.data()), "a command writes other data than its client did");
+    }
+  }
+
   void post(std::uint16_t id, CompletionEntry entry, bool own_phase = false) {
     const auto found = queues_.find(id);
     if (found == queues_.end() || found->second.cq_entries == 0) return;
@@ -361,7 +389,9 @@ class FakeController final : public RegisterWindow {
   std::array<std::array<std::byte, kIdentifyBytes>, 3> pages_{};  // controller, namespace, list of namespaces
   std::deque<Step> script_;
   std::uint32_t skip_ = 0;
-  bool gone_ = false;
+  bool gone_ = false, lied_ = false;
+  std::uint32_t block_bytes_ = 512;
+  Capabilities enabled_capabilities_{};
   std::map<std::uint16_t, Queue> queues_;
   std::vector<std::pair<std::uint16_t, CompletionEntry>> late_;
   Blocks succeeded_;

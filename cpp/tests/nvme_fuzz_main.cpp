@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the NVMe code:
-//   tardis_nvme_fuzz [target=all] [seconds=10] [seed=1] [corpus=FOLDER] [keep=FOLDER] [input=FILE] [hang=30]
+//   tardis_nvme_fuzz [target=all] [seconds=10] [seed=1] [corpus=FOLDER] [keep=FOLDER] [input=FILE] [times=1] [hang=30]
 // Targets: controller, queue, driver, volume, store; `all` shares the seconds among them. `corpus` has a folder of
-// inputs for each target; `keep` is one to which the best inputs of this run are written. `input` executes one file. An
-// input that breaks something, or does not end in `hang` seconds, is written to the current folder and named; then the
-// exit status is 1. Target `self` is not one of all: it breaks at will, to show that it is noticed.
+// inputs for each target, which are executed first; `keep` is one to which the best inputs of this run are written.
+// `input` executes one file, `times` over, and prints what it shows. An input that breaks something, or does not end in
+// `hang` seconds, is written to the current folder and named; then the exit status is 1. Target `self` is not one of
+// all: it breaks at will, to show that it is noticed.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -35,15 +37,13 @@ class SelfTarget final : public Target {
     record[0] = static_cast<std::uint8_t>(random());
   }
   void execute(Input input, Findings& findings) override {
-    findings.expect(input.empty() || input[0] != 0x2a, "the input begins with 2a");
-    while (!input.empty() && input[0] == 0x2b) std::this_thread::sleep_for(std::chrono::seconds(1));
+    const int first = input.empty() ? 0 : input[0];
+    findings.expect(first != 0x2a, "the input begins with 2a");
+    while (first == 0x2b) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (first == 0x2c) std::raise(SIGSEGV);
+    if (first == 0x2d) std::exit(7);
   }
 };
-
-[[noreturn]] void stop(const std::string& message) {
-  std::fprintf(stderr, "tardis_nvme_fuzz: %s\n", message.c_str());
-  std::exit(2);
-}
 
 }  // namespace
 
@@ -52,8 +52,8 @@ int main(int argc, char** argv) {
       {"controller", maker<ControllerTarget>()}, {"queue", maker<QueueTarget>()}, {"driver", maker<DriverTarget>()},
       {"volume", maker<VolumeTarget>()},         {"store", maker<StoreTarget>()}, {"self", maker<SelfTarget>()},
   };
-  std::map<std::string, std::string> arguments{{"target", "all"}, {"seconds", "10"}, {"seed", "1"}, {"corpus", ""},
-                                               {"keep", ""},      {"input", ""},     {"hang", "30"}};
+  std::map<std::string, std::string> arguments{{"target", "all"}, {"seconds", "10"}, {"seed", "1"},  {"corpus", ""},
+                                               {"keep", ""},      {"input", ""},     {"times", "1"}, {"hang", "30"}};
   for (int i = 1; i < argc; ++i) {
     const std::string text = argv[i];
     const auto equals = text.find('=');
@@ -67,7 +67,11 @@ int main(int argc, char** argv) {
     if ((arguments["target"] == "all" && target.first != "self") || arguments["target"] == target.first)
       chosen.push_back(target);
   }
-  if (chosen.empty()) stop("unknown target '" + arguments["target"] + "'");
+  if (chosen.empty()) {
+    std::string names = "all";
+    for (const auto& target : targets) names += ", " + target.first;
+    stop("unknown target '" + arguments["target"] + "'; expected one of: " + names);
+  }
   std::optional<Bytes> only;
   if (!arguments["input"].empty()) {
     if (chosen.size() != 1) stop("input=FILE is for one target: name it");
@@ -78,7 +82,12 @@ int main(int argc, char** argv) {
   plan.seed = std::strtoull(arguments["seed"].c_str(), nullptr, 10);
   plan.corpus = arguments["corpus"];
   plan.keep = arguments["keep"];
+  plan.times = std::strtoull(arguments["times"].c_str(), nullptr, 10);
   plan.hang_seconds = std::atof(arguments["hang"].c_str());
+  for (const auto& target : chosen) {  // here, for a fault of the corpus is none of the target
+    if (plan.corpus.empty() || only) break;
+    for (const auto& file : list_inputs(plan.corpus / target.first)) (void)read_input(file);
+  }
   bool well = true;
   for (const auto& [name, make] : chosen) well &= supervise(name.c_str(), make, plan, only);
   return well ? 0 : 1;

@@ -54,7 +54,7 @@ class QueueTarget final : public Target {
   static constexpr std::uint16_t kId = 3;
 
   struct Known {
-    std::uint64_t tag;
+    std::uint64_t tag, number;
     bool published = false, quarantined = false;
   };
 
@@ -95,7 +95,7 @@ class QueueTarget final : public Target {
           known_.clear();
           published_ = tail_ = head_ = 0;
           cq_tail_ = taken_ = 0;
-          phase_ = true;
+          phase_ = host_phase_ = true;
           break;
         case Action::kAnswer:
           answer(place);
@@ -115,6 +115,7 @@ class QueueTarget final : public Target {
           break;
       }
       check();
+      note_state();
     }
 
    private:
@@ -144,7 +145,7 @@ class QueueTarget final : public Target {
       entry.command_id = id;
       shadow_[tail_] = entry;
       tail_ = (tail_ + 1) % memory().sq_entries;
-      known_[id] = {tag};
+      known_[id] = {tag, submitted_++};
     }
     void ring() {
       const std::uint32_t before = tail_doorbell();
@@ -185,35 +186,54 @@ class QueueTarget final : public Target {
       }
     }
 
+    // Whether the host has to believe what the controller says.
+    bool credible(const CompletionEntry& entry) const {
+      const auto found = known_.find(entry.command_id);
+      return entry.sq_id == kId && entry.sq_head < memory().sq_entries &&
+             distance(head_, entry.sq_head) <= distance(head_, published_) && found != known_.end() &&
+             found->second.published && submitted_ - found->second.number > distance(entry.sq_head, tail_);
+    }
     void poll() {
+      const CompletionEntry entry = cq_[taken_];
+      const bool is_new = entry.phase() == host_phase_;
+      const bool believed = credible(entry);
       Completion out{};
       const PollResult result = pair_.poll(out);
+      findings_.expect((result != PollResult::kNothing) == is_new, "what is taken is not what is new");
       if (result == PollResult::kNothing) return;
-      const std::uint32_t said_head = cq_[taken_].sq_head;
-      taken_ = (taken_ + 1) % memory().cq_entries;
-      switch (result) {
-        case PollResult::kNothing:
-          break;
-        case PollResult::kFault:
-          findings_.expect(out.tag == 0, "a fault hands out a tag");
-          findings_.expect(pair_.suspect(), "a fault leaves the queue trusted");
-          findings_.note("fault", static_cast<std::uint64_t>(pair_.fault()));
-          break;
-        case PollResult::kCompletion: {
-          const auto found = known_.find(out.id);
-          findings_.expect(found != known_.end(), "a command completes that is not outstanding");
-          findings_.expect(found->second.published, "a command completes that the controller was not given");
-          findings_.expect(found->second.tag == out.tag, "a completion has another command's tag");
-          findings_.expect(found->second.quarantined == out.quarantined, "a completion's quarantine is wrong");
-          findings_.note("completion", out.quarantined, out.status.ok());
-          known_.erase(found);
-          // What it said of the head is believed, so what lies before it is free.
-          findings_.expect(said_head < memory().sq_entries && distance(head_, said_head) <= distance(head_, published_),
-                           "the head moved over what the controller was not given");
-          head_ = said_head;
-          break;
-        }
+      findings_.expect((result == PollResult::kCompletion) == believed, "a completion is judged wrongly");
+      if (++taken_ == memory().cq_entries) {
+        taken_ = 0;
+        host_phase_ = !host_phase_;
       }
+      if (result == PollResult::kFault) {
+        findings_.expect(out.tag == 0, "a fault hands out a tag");
+        findings_.expect(pair_.suspect(), "a fault leaves the queue trusted");
+        return findings_.note("fault", static_cast<std::uint64_t>(pair_.fault()));
+      }
+      const auto found = known_.find(out.id);
+      findings_.expect(out.id == entry.command_id && found->second.tag == out.tag,
+                       "a completion has another command's tag");
+      findings_.expect(found->second.quarantined == out.quarantined, "a completion's quarantine is wrong");
+      findings_.expect(out.result == entry.result && out.status.ok() == CommandStatus::of(entry).ok(),
+                       "a completion is not what the controller wrote");
+      findings_.note("completion", out.quarantined, out.status.ok());
+      known_.erase(found);
+      head_ = entry.sq_head;  // what lies before it is free
+    }
+    // How full it is, and where: of each number only what is special.
+    void note_state() {
+      const auto some = [](std::uint64_t n, std::uint64_t most) {
+        return n == 0 ? 0u : n == 1 ? 1u : n < most ? 2u : 3u;
+      };
+      const std::uint32_t in_ring = distance(head_, tail_);
+      findings_.note(
+          "commands",
+          some(pair_.outstanding(), memory().max_commands) * 4 + some(pair_.quarantined(), memory().max_commands),
+          some(in_ring, memory().sq_entries - 1) * 4 + some(distance(published_, tail_), in_ring));
+      findings_.note("rings", (tail_ < head_ ? 2u : 0u) + (phase_ ? 1u : 0u),
+                     static_cast<std::uint64_t>(pair_.fault()) * 2 + (taken_ == cq_tail_ ? 0 : 1));
+      findings_.note("turn", some(known_.empty() ? 0 : known_.rbegin()->first / 64, 8), memory().sq_entries == 2);
     }
     void check() {
       findings_.expect(pair_.outstanding() == known_.size(), "outstanding() is not what is outstanding");
@@ -250,10 +270,10 @@ class QueueTarget final : public Target {
     QueuePair pair_;
 
     std::map<std::uint16_t, Known> known_;
-    std::uint64_t tag_ = 0;
+    std::uint64_t tag_ = 0, submitted_ = 0;
     std::uint32_t tail_ = 0, published_ = 0, head_ = 0;  // of the submission queue, as a model has them
     std::uint32_t cq_tail_ = 0, taken_ = 0;              // where the controller writes; what the host took
-    bool phase_ = true;
+    bool phase_ = true, host_phase_ = true;
   };
 };
 

@@ -69,7 +69,11 @@ class StoreTarget final : public Target {
         look(findings);
         break;
       case 3:
-        verify(findings, head.way / 6 % 2 == 0);
+        if (head.way / 6 % 2 == 0) {
+          repair(findings, forged);
+        } else {
+          (void)verify(findings, false);
+        }
         break;
       default:
         use(findings, forged);
@@ -164,12 +168,23 @@ class StoreTarget final : public Target {
     const auto inspected = inspect_store(image_.home());
     findings.note_text("inspect", inspected ? "" : inspected.error().message);
   }
-  void verify(Findings& findings, bool repair) {
+  Result<VerifyResult> verify(Findings& findings, bool repair) {
     image_.touched();
-    const auto verified = verify_store(image_.home(), repair, [](std::uint64_t, std::uint64_t) { return true; });
+    auto verified = verify_store(image_.home(), repair, [](std::uint64_t, std::uint64_t) { return true; });
     findings.note_text("verify", verified ? "" : verified.error().message);
-    if (!verified) return;
+    if (!verified) return verified;
     for (const std::string& problem : verified->problems) findings.note_text("problem", problem);
+    return verified;
+  }
+  // What was repaired has no fault that can be repaired, and serves no wrong byte.
+  void repair(Findings& findings, bool forged) {
+    const auto before = verify(findings, true);
+    if (!before) return;
+    const auto after = verify(findings, false);
+    findings.expect(static_cast<bool>(after), "a store cannot be verified after it was repaired");
+    const tardis_verify_report& report = after->report;
+    findings.expect(report.bad_headers + report.bad_payloads + report.torn == 0, "a repaired store has faults");
+    use(findings, forged);
   }
   void use(Findings& findings, bool forged) {
     image_.touched();

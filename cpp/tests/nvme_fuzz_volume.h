@@ -222,7 +222,7 @@ class VolumeTarget final : public Target {
   }
 
   // Each file by name, all apart and within the volume's data.
-  static Files check(const FuzzNamespace& device, const RawVolume& volume, const Findings& findings) {
+  static Files check(const FuzzNamespace& device, const RawVolume& volume, Findings& findings) {
     const VolumeSuperblock& s = volume.superblock();
     findings.expect(s.data_offset + s.data_bytes <= device.bytes() && s.data_offset >= kVolumeBlockBytes,
                     "the volume's data is not within the namespace");
@@ -245,6 +245,8 @@ class VolumeTarget final : public Target {
       findings.expect(offset >= end, "two files share a range");
       end = offset + bytes;
     }
+    findings.note("files", files.size(), volume.names().size() - files.size());
+    findings.note("free", volume.free_bytes() >> 20, s.data_bytes >> 20);
     findings.expect(volume.free_bytes() <= s.data_bytes, "more is free than there is");
     findings.expect(used <= s.data_bytes - volume.free_bytes(), "what is used is free");
     return files;
