@@ -142,7 +142,7 @@ class ControllerTarget final : public Target {
     entry.namespace_id = static_cast<std::uint32_t>(random() % 3);
     entry.prp = {some_address(random, random() % 4 != 0), some_address(random, true)};
     entry.cdw10 = static_cast<std::uint32_t>(random() % 3 == 0 ? interesting(random) : random() % 12);
-    if (random() % 2 == 0) entry.cdw10 |= static_cast<std::uint32_t>(random() % 20) << 16;
+    if (random() % 2 == 0) entry.cdw10 |= static_cast<std::uint32_t>(random() % (random() % 4 == 0 ? 320 : 20)) << 16;
     entry.cdw11 = static_cast<std::uint32_t>(random() % 3 == 0 ? interesting(random) : random() % 4);
     if (random() % 2 == 0) entry.cdw11 |= static_cast<std::uint32_t>(random() % 4) << 16;
   }
@@ -156,7 +156,7 @@ class ControllerTarget final : public Target {
       findings.expect(static_cast<bool>(medium), "no medium");
       options.namespaces.push_back(
           {std::shared_ptr<Medium>(std::move(*medium)), head.block_shift % 2 == 0 ? 12u : 9u, 0, 0});
-      options.max_queue_entries = 64;
+      options.max_queue_entries = 300;  // a ring of so many is longer than what is mapped for rings
       options.queue_pairs = 4;
       options.threads = 1 + head.threads % 2;
       static constexpr SglSupport kSgl[] = {kSglAnyAlignment, kSglDword, kSglNone};
