@@ -90,6 +90,11 @@ Status ControllerRegisters::disable() {
   window_.write32(kRegCc, configuration & ~(kCcEnable | kCcShnMask));
   // A fatal controller is switched off like any other: that is how it recovers.
   if (auto off = wait_for(BringUpStep::kAwaitDisabled, kCstsReady, 0, ready_timeout_ms(), false); !off) return off;
+  // Where RDY was 0 before, as after an enabling that failed, it does not tell when the reset is over, and a fatal
+  // status of before would be taken for one of after. One that stays is found when the controller is enabled.
+  if ((window_.read32(kRegCsts) & kCstsFatal) != 0) {
+    (void)wait_for(BringUpStep::kAwaitDisabled, kCstsFatal, 0, ready_timeout_ms(), false);
+  }
   if (health() == Health::kGone) return failure(BringUpStep::kAwaitDisabled, "");
   return {};
 }

@@ -63,6 +63,7 @@ class ScriptedWindow final : public RegisterWindow {
       return kRegisterGone;
     }
     if (stuck) return csts;
+    if ((cc & kCcEnable) == 0 && fatal_countdown > 0 && --fatal_countdown == 0) csts &= ~kCstsFatal;
     if (countdown > 0) {
       --countdown;
     } else {
@@ -78,7 +79,7 @@ class ScriptedWindow final : public RegisterWindow {
 
   std::uint64_t cap = 0, asq = 0, acq = 0;
   std::uint32_t version = 0, cc = 0, csts = 0, aqa = 0;
-  int delay_reads = 3, countdown = 0, shutdown_countdown = 0, gone_after_reads = 0;
+  int delay_reads = 3, countdown = 0, shutdown_countdown = 0, gone_after_reads = 0, fatal_countdown = 0;
   bool stuck = false, fatal_clears = true, fatal_on_enable = false, disabled_before_ready = false;
   std::optional<std::uint32_t> gone;
   std::vector<std::uint32_t> written, ccs;
@@ -134,6 +135,23 @@ TEST(NvmeDriverRegisters, FatalControllerIsRecoveredByDisabling) {
   const auto start = monotonic_ns();
   ASSERT_TRUE(registers.bring_up(kRings));
   EXPECT_LT(monotonic_ns() - start, 10'000'000'000u) << "waited for what cannot come";
+}
+
+// CSTS.RDY is 0 all the while, so only CFS tells when the reset is over.
+TEST(NvmeDriverRegisters, FatalStatusOfAnEnablingThatFailedIsAwaited) {
+  for (const int reads : {1, 2, 5, 0}) {
+    ScriptedWindow window;
+    window.cc = kCcEnable;
+    window.csts = kCstsFatal;
+    window.delay_reads = 0;
+    window.countdown = 1 << 20;
+    window.fatal_clears = false;
+    window.fatal_countdown = reads;
+    const auto start = monotonic_ns();
+    const auto up = ControllerRegisters(window, reads == 0 ? 30 : 20'000).bring_up(kRings);
+    EXPECT_LT(monotonic_ns() - start, 10'000'000'000u);
+    EXPECT_EQ(static_cast<bool>(up), reads != 0) << reads << ": " << (up ? "" : up.error().message);
+  }
 }
 
 TEST(NvmeDriverRegisters, FatalAfterEnablingFailsAtOnce) {
