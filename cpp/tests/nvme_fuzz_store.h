@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzz target: the files of a store, of which headers, superblocks, checkpoint and lists of folders were changed, most
 // often with a checksum that fits. Tools and the store refuse them or work; slots stay accounted for, and as long as no
-// checksum was made to fit, no wrong byte is served.
+// checksum was made to fit, no wrong byte is served and no object is listed that was not stored.
 #pragma once
 
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "nvme_fuzz_store_image.h"
@@ -36,6 +38,14 @@ class StoreTarget final : public Target {
   };
   static constexpr int kWhats = 7;
 
+  StoreTarget() {
+    const Status listed = list_store(image_.home(), [&](const ObjectInfo& object) {
+      stored_.insert(fields(object));
+      return true;
+    });
+    Findings().expect(listed && stored_.size() == 2 * StoreImage::kPages, "a page that was stored is not listed");
+  }
+
   const char* name() const override { return "store"; }
   Shape shape() const override {
     return {sizeof(Head), sizeof(Change), 16, {{0, 1}, {1, 1}, {2, 1}, {4, 2}, {8, 4}, {16, 1}, {16, 4}, {16, 8}}};
@@ -66,7 +76,7 @@ class StoreTarget final : public Target {
       case 0:
       case 1:
       case 2:
-        look(findings);
+        look(findings, forged);
         break;
       case 3:
         if (head.way / 6 % 2 == 0) {
@@ -160,9 +170,12 @@ class StoreTarget final : public Target {
   }
 
   // Tools that change nothing.
-  void look(Findings& findings) {
+  void look(Findings& findings, bool forged) {
     std::size_t objects = 0;
-    const Status listed = list_store(image_.home(), [&](const ObjectInfo&) { return ++objects < 1000; });
+    const Status listed = list_store(image_.home(), [&](const ObjectInfo& object) {
+      findings.expect(forged || stored_.contains(fields(object)), "an object is listed that was not stored");
+      return ++objects < 1000;
+    });
     findings.note_text("list", listed ? "" : listed.error().message);
     findings.note("objects", objects);
     const auto inspected = inspect_store(image_.home());
@@ -212,7 +225,15 @@ class StoreTarget final : public Target {
     findings.note_text("close", closed ? "" : closed.error().message);
   }
 
+  using Fields = std::tuple<Hash256, Fingerprint, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
+                            std::uint32_t, std::uint32_t, std::uint32_t, bool>;
+  static Fields fields(const ObjectInfo& o) {
+    return {o.key,         o.fingerprint, o.parent,  o.generation, o.payload_bytes,
+            o.root_digest, o.parts,       o.segment, o.slot,       o.quarantined};
+  }
+
   StoreImage image_;
+  std::set<Fields> stored_;
 };
 
 }  // namespace tardis::nvme::fuzz

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzz target: volumes whose superblocks and directories were changed, most often with a checksum that fits. A volume
-// is refused or opened; then its files are apart and within it, and stay so when it is used.
+// is refused or opened; then its files are apart and within it, and stay so when it is used. As long as no checksum was
+// made to fit, no file is another than it was.
 #pragma once
 
 #include <array>
@@ -86,7 +87,7 @@ class VolumeTarget final : public Target {
   static constexpr int kWhats = 9;
 
   VolumeTarget() {
-    const Findings findings;
+    Findings findings;
     for (const std::uint32_t block : {512u, 4096u}) {
       testing::BlockFile image;
       image.resize(kBytes);
@@ -103,7 +104,7 @@ class VolumeTarget final : public Target {
       make("segments/000002.part", (2 << 20) + 512);
       findings.expect(static_cast<bool>((*volume)->remove({"gone"})), "a file cannot be removed");
       superblock_ = (*volume)->superblock();
-      images_.push_back({device.contents, block});
+      images_.push_back({device.contents, block, check(device, **volume, findings)});
     }
   }
 
@@ -138,10 +139,11 @@ class VolumeTarget final : public Target {
   void execute(Input input, Findings& findings) override {
     Reader reader(input);
     const auto head = reader.get<Head>();
-    const auto& [base, block] = images_[head.image % images_.size()];
+    const auto& [base, block, original] = images_[head.image % images_.size()];
     FuzzNamespace device(base, block, findings);
     device.contents.resize(kBytes + (head.grown % 4 == 0 ? head.grown / 4 * block : 0));
-    while (!reader.empty()) apply(reader.get<Change>(), device);
+    bool forged = false;
+    while (!reader.empty()) forged |= apply(reader.get<Change>(), device);
 
     const auto blank = RawVolume::check_blank(device);
     findings.note_text("blank", blank ? "" : blank.error().message);
@@ -155,6 +157,11 @@ class VolumeTarget final : public Target {
     findings.note("open", (*opened)->mended() > 3 ? 3 : (*opened)->mended(),
                   (*opened)->lost() > 2 ? 2 : (*opened)->lost());
     Files files = check(device, **opened, findings);
+    for (const auto& file : files) {
+      const auto found = original.find(file.first);
+      findings.expect(forged || (found != original.end() && found->second == file.second),
+                      "a file is another than it was, though a checksum tells");
+    }
     use(head, **opened, findings);
     files = check(device, **opened, findings);
     if (device.bad_end != 0) return;
@@ -179,7 +186,8 @@ class VolumeTarget final : public Target {
     if (change.reseal % 4 != 0) seal(record);
     device.contents.write(at, &record, sizeof record);
   }
-  void apply(const Change& change, FuzzNamespace& device) const {
+  // True if a checksum was made to fit.
+  bool apply(const Change& change, FuzzNamespace& device) const {
     const std::uint64_t tail = device.bytes() / kVolumeBlockBytes * kVolumeBlockBytes - kVolumeBlockBytes;
     const auto entry = [&](std::size_t copy, std::uint64_t number) {
       return superblock_.directory_offset[copy] + number % superblock_.entries * sizeof(VolumeEntry);
@@ -219,6 +227,7 @@ class VolumeTarget final : public Target {
         device.bad_end = device.bad_begin + 512 * (1 + change.entry % 64);
         break;
     }
+    return what == kClone || (what < kClone && change.reseal % 4 != 0);
   }
 
   // Each file by name, all apart and within the volume's data.
@@ -267,7 +276,12 @@ class VolumeTarget final : public Target {
   }
 
   VolumeSuperblock superblock_{};
-  std::vector<std::pair<testing::BlockFile, std::uint32_t>> images_;
+  struct Image {
+    testing::BlockFile contents;
+    std::uint32_t block_bytes;
+    Files files;
+  };
+  std::vector<Image> images_;
 };
 
 }  // namespace tardis::nvme::fuzz
