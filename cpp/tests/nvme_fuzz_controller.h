@@ -182,7 +182,10 @@ class ControllerTarget final : public Target {
       }
       enable(kUsualCc);
       if (head.queues < 224) {
-        for (std::uint16_t id = 1; id < kQueues; ++id) lawful_ &= create_queue(id);
+        for (std::uint16_t id = 1; id < kQueues; ++id) {
+          const bool created = create_queue(id);
+          findings.expect(created || faulty_, "a queue of a new controller cannot be created");
+        }
       } else {
         lawful_ = false;  // the doorbells of its queues do not exist
       }
@@ -333,7 +336,10 @@ class ControllerTarget final : public Target {
       window.write64(kRegAsq, queues_[0]->sq_address());
       window.write64(kRegAcq, queues_[0]->cq_address());
       window.write32(kRegCc, cc);
-      for (int n = 0; n < 1000 && (window.read32(kRegCsts) & (kCstsReady | kCstsFatal)) == 0; ++n) {
+      if ((cc & kCcEnable) == 0) return;
+      const std::uint64_t end = monotonic_ns() + kPatienceNs;
+      while ((window.read32(kRegCsts) & (kCstsReady | kCstsFatal)) == 0 && !gone()) {
+        findings_.expect(monotonic_ns() < end, "after CC.EN=1 neither CSTS.RDY nor CFS becomes 1");
         pause();
       }
     }

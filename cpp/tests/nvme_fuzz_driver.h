@@ -134,16 +134,17 @@ class DriverTarget final : public Target {
       const std::uint32_t block = disk.block_bytes();
       std::byte* const registered = memory_.data();
       std::byte* const other = memory_.data() + memory_.size() / 2;
-      const std::array<std::vector<iovec>, 6> memory = {{
+      const std::array<std::vector<iovec>, 7> memory = {{
           {{registered, block}},
           {{registered + 4096, 65536}},
           {{registered + 131072 + 512, 7 * 4096}},
           {{registered + 262144 + 4, 4096}, {registered + 300004, 8192}},
           {{other + 3, 4096 - 5}, {other + 8192, 5}, {registered + 400000, 12288}},
           {{other + 65536, 131072}},
+          {{registered + 41 * 4096, 4 * 4096}, {registered + 48 * 4096, 8 * 4096}},
       }};
-      std::array<NamespaceRequest, 6> requests;
-      std::array<int, 6> ends{};
+      std::array<NamespaceRequest, 7> requests;
+      std::array<int, 7> ends{};
       for (std::size_t i = 0; i < requests.size(); ++i) {
         requests[i] = {op, i * 131072, memory[i], -1};
         std::uint64_t at = requests[i].offset;
