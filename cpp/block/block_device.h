@@ -4,6 +4,7 @@
 
 #include <sys/uio.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -33,6 +34,10 @@ struct IoRequest {
   std::span<const iovec> memory;  // any alignment and any count; owned by the caller until run() returns
   int error = 0;                  // out: 0, or a positive errno (ENODATA: the file ends inside the range)
 };
+
+// Whether a read failed since the bytes are lost: the medium has them no more, or the file ends before them. Other
+// errors (time-outs, a drive that is gone, memory, signals) say nothing about the bytes.
+constexpr bool bytes_are_lost(int os_error) { return os_error == EIO || os_error == ENODATA; }
 
 // What the operating system asks of direct I/O on this path.
 struct IoGeometry {

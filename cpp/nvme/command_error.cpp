@@ -13,34 +13,36 @@ struct Meaning {
   const char* text;
 };
 
-// What is not here is EIO: a device's fault, whatever it was.
+// What is not here is a controller's fault, whatever it was, or if its type says so, the medium's.
+constexpr std::uint8_t kMediaErrors = 2;  // status code type
 constexpr Meaning kMeanings[] = {
     {kScInvalidOpcode, EOPNOTSUPP, "invalid opcode"},
     {kScInvalidField, EINVAL, "invalid field"},
-    {kScCommandIdConflict, EIO, "command id conflict"},
-    {kScDataTransferError, EIO, "data transfer error"},
-    {kScPowerLossAbort, EIO, "aborted by a power loss"},
-    {kScInternal, EIO, "internal error"},
+    {kScCommandIdConflict, EREMOTEIO, "command id conflict"},
+    {kScDataTransferError, EREMOTEIO, "data transfer error"},
+    {kScPowerLossAbort, EREMOTEIO, "aborted by a power loss"},
+    {kScInternal, EREMOTEIO, "internal error"},
     {kScAbortRequested, ETIMEDOUT, "aborted on request"},
-    {kScSqDeleted, EIO, "aborted by the deletion of its queue"},
+    {kScSqDeleted, EREMOTEIO, "aborted by the deletion of its queue"},
     {kScInvalidNamespace, ENXIO, "invalid namespace or format"},
-    {kScCommandSequence, EIO, "command sequence error"},
-    {kScInvalidSglSegment, EIO, "invalid SGL segment descriptor"},
-    {kScInvalidSglCount, EIO, "invalid number of SGL descriptors"},
-    {kScSglLengthInvalid, EIO, "data SGL length invalid"},
-    {kScSglTypeInvalid, EIO, "SGL descriptor type invalid"},
-    {kScPrpOffsetInvalid, EIO, "PRP offset invalid"},
-    {kScSglOffsetInvalid, EIO, "SGL offset invalid"},
-    {kScSglGranularity, EIO, "SGL data block granularity invalid"},
+    {kScCommandSequence, EREMOTEIO, "command sequence error"},
+    {kScInvalidSglSegment, EREMOTEIO, "invalid SGL segment descriptor"},
+    {kScInvalidSglCount, EREMOTEIO, "invalid number of SGL descriptors"},
+    {kScSglLengthInvalid, EREMOTEIO, "data SGL length invalid"},
+    {kScSglTypeInvalid, EREMOTEIO, "SGL descriptor type invalid"},
+    {kScPrpOffsetInvalid, EREMOTEIO, "PRP offset invalid"},
+    {kScSglOffsetInvalid, EREMOTEIO, "SGL offset invalid"},
+    {kScSglGranularity, EREMOTEIO, "SGL data block granularity invalid"},
+    {kScWriteProtected, EROFS, "namespace is write protected"},
     {kScLbaOutOfRange, EINVAL, "LBA out of range"},
     {kScCapacityExceeded, ENOSPC, "capacity exceeded"},
     {kScNamespaceNotReady, EBUSY, "namespace not ready"},
-    {kScInvalidCq, EIO, "completion queue invalid"},
-    {kScInvalidQueueId, EIO, "invalid queue identifier"},
-    {kScInvalidQueueSize, EIO, "invalid queue size"},
-    {kScAbortLimit, EIO, "abort command limit exceeded"},
-    {kScInvalidVector, EIO, "invalid interrupt vector"},
-    {kScInvalidQueueDeletion, EIO, "invalid queue deletion"},
+    {kScInvalidCq, EREMOTEIO, "completion queue invalid"},
+    {kScInvalidQueueId, EREMOTEIO, "invalid queue identifier"},
+    {kScInvalidQueueSize, EREMOTEIO, "invalid queue size"},
+    {kScAbortLimit, EREMOTEIO, "abort command limit exceeded"},
+    {kScInvalidVector, EREMOTEIO, "invalid interrupt vector"},
+    {kScInvalidQueueDeletion, EREMOTEIO, "invalid queue deletion"},
     {kScWriteFault, EIO, "write fault"},
     {kScUnrecoveredRead, EIO, "unrecovered read error"},
     {kScUnwrittenBlock, EIO, "deallocated or unwritten block"},
@@ -58,7 +60,8 @@ const Meaning* meaning_of(CommandStatus status) {
 int errno_of(CommandStatus status) {
   if (status.ok()) return 0;
   const Meaning* meaning = meaning_of(status);
-  return meaning != nullptr ? meaning->error : EIO;
+  if (meaning != nullptr) return meaning->error;
+  return status.type() == kMediaErrors ? EIO : EREMOTEIO;
 }
 
 std::string describe(CommandStatus status) {

@@ -204,7 +204,7 @@ int Driver::closed_error() const {
     case DriverState::kShutDown:
       return ESHUTDOWN;
     default:
-      return EIO;
+      return ENXIO;  // EIO would say that the blocks are lost
   }
 }
 

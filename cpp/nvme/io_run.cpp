@@ -205,7 +205,7 @@ int IoRun::error_of(const FinishedCommand& finished) const {
     case Fate::kLost:
       break;
   }
-  return EIO;
+  return EREMOTEIO;  // of what it should have moved nothing is known
 }
 
 bool IoRun::again(Flight& flight, const FinishedCommand& finished, std::uint64_t now) {

@@ -2,7 +2,6 @@
 // Loading takes no lock: what the index says is copied before the I/O, a lease keeps the slot from being reused during
 // it, and the digest decides after it.
 #include <algorithm>
-#include <cerrno>
 
 #include "base/clock.h"
 #include "store/counters.h"
@@ -65,8 +64,7 @@ Status Store::get(NamespaceId space, const Hash256* hashes, const std::uint64_t*
     if (error != 0) {
       counters_->get_pages_failed += 1;
       failure = errno_error(error, reads[i].owner->path() + ": reading a page");
-      // The medium or the file lost these bytes; other errors (memory, signals) say nothing about them.
-      if (live && (error == EIO || error == ENODATA)) index_.quarantine(entry, /*recorded=*/false);
+      if (live && bytes_are_lost(error)) index_.quarantine(entry, /*recorded=*/false);
     } else if (options_.verify_reads ? payload.root(i) != entry.root : !same) {
       if (!live) {
         counters_->get_pages_raced += 1;

@@ -252,11 +252,25 @@ void Store::verify_unproven(std::vector<Found>& found, std::uint64_t durable) {
     claimed.push_back(&one);
   }
   verify_claims(*device_, claims, {});
+  std::set<std::uint32_t> unread;  // segments
   for (std::size_t k = 0; k < claims.size(); ++k) {
     claimed[k]->claim.verified = claims[k].verified;
     claimed[k]->rejected = !claims[k].verified;
     if (claims[k].verified) counters_->recovered_verified += 1;
+    const int error = claims[k].error;
+    if (error == 0 || bytes_are_lost(error)) continue;
+    const std::uint32_t id = index_.where(claimed[k]->slot).segment;
+    if (unread.insert(id).second) {
+      notes_.push_back("segment left alone: " + errno_error(error, segment_path(id) + ": reading a page").message);
+    }
   }
+  leave_alone(unread, found);
+}
+
+// Until the store is opened again: what could not be read may be what was flushed last.
+void Store::leave_alone(const std::set<std::uint32_t>& segments, std::vector<Found>& found) {
+  for (const std::uint32_t id : segments) live(id).state.store(SegmentState::kUnreadable);
+  std::erase_if(found, [&](const Found& one) { return segments.contains(index_.where(one.slot).segment); });
 }
 
 // The newest generation of a key wins; insertion goes from old to new, which is also the order of recency.

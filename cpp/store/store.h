@@ -27,6 +27,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -179,6 +180,7 @@ class Store {
   std::vector<Segment*> load_checkpoint(const Checkpoint& checkpoint, const std::vector<Segment*>& segments);
   Status scan_segment(Segment& segment, const SegmentImage& image, std::vector<Found>& found);
   void verify_unproven(std::vector<Found>& found, std::uint64_t durable);
+  void leave_alone(const std::set<std::uint32_t>& segments, std::vector<Found>& found);
   void publish_newest(std::vector<Found>& found);
   Status settle_segments(const std::vector<Found>& found);
   Status settle_segment(Segment& segment, const std::vector<std::uint32_t>& rejected);
@@ -270,7 +272,9 @@ class Store {
                               const std::map<SegmentName, std::string>& unreadable);
   // writer.cpp: the steps of set()
   void store_pages(SetCall& set, const std::vector<std::size_t>& wanted);
-  void choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::vector<std::size_t>& elsewhere);
+  void choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::vector<std::size_t>& elsewhere,
+                    std::vector<std::size_t>& unread);
+  void prove(SetCall& set, const std::vector<std::size_t>& unread, std::vector<std::size_t>& wanted);
   std::vector<std::size_t> still_missing(SetCall& set, const std::vector<std::size_t>& elsewhere);
   std::vector<Ticket> issue_tickets(SetCall& set, const std::vector<std::size_t>& wanted, Reservation& reserved);
   void make_dirty(SetCall& set, std::vector<Ticket>& tickets);

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "store/counters.h"
+#include "store/scan.h"
 #include "store/store.h"
 
 namespace tardis {
@@ -80,7 +81,9 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
   SetCall set{space, hashes, parent_of_first, pieces, n, **geometry, std::vector<bool>(n), std::vector<bool>(n),
               {},    {}};
   std::vector<std::size_t> wanted, elsewhere;
-  choose_pages(set, wanted, elsewhere);
+  std::vector<std::size_t> unread;
+  choose_pages(set, wanted, elsewhere, unread);
+  prove(set, unread, wanted);
   store_pages(set, wanted);
   if (!elsewhere.empty() && !set.failure) store_pages(set, still_missing(set, elsewhere));
   for (const auto& [twin, first] : set.twins) set.stored[twin] = set.stored[first];
@@ -100,8 +103,10 @@ Status Store::set(NamespaceId space, const Hash256* hashes, const Hash256* paren
   return set.failure ? *set.failure : Error{Code::kInternal, "a page was not stored for an unknown reason"};
 }
 
-// The pages to be written, in the order of the call; and those that another process writes just now.
-void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::vector<std::size_t>& elsewhere) {
+// The pages to be written, in the order of the call; those that another process writes just now; and those that were
+// there before a crash and have not been read since.
+void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::vector<std::size_t>& elsewhere,
+                         std::vector<std::size_t>& unread) {
   std::map<Hash256, std::size_t> in_call;
   const std::uint64_t now = index_.tick(set.n);
   const std::unordered_set<std::uint64_t> by_others = index_.written_elsewhere();
@@ -110,7 +115,6 @@ void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::ve
   for (std::size_t i = 0; i < set.n; ++i) {
     const auto entry = index_.find(set.space, set.hashes[i]);
     if (entry) index_.touch(*entry, now + i, /*reuse=*/false);
-    // What a crash may have torn is not taken for stored: the caller may flush and rely on it. The bytes are at hand.
     if (entry && !entry->stamp.suspect()) {
       set.stored[i] = true;
       ++present;
@@ -122,10 +126,83 @@ void Store::choose_pages(SetCall& set, std::vector<std::size_t>& wanted, std::ve
       ++present;
       continue;
     }
-    (by_others.contains(short_key(set.hashes[i])) ? elsewhere : wanted).push_back(i);
+    if (entry) {
+      unread.push_back(i);
+    } else {
+      (by_others.contains(short_key(set.hashes[i])) ? elsewhere : wanted).push_back(i);
+    }
   }
   counters_->set_pages_present += present;
   if (present > 0) note_others(failures);
+}
+
+// What a crash may have torn is not taken for stored: the caller may flush and rely on it. Nor is it written anew
+// unread: if it is whole it is durable, and its slot would be another's before the new copy is. What is torn is wanted.
+void Store::prove(SetCall& set, const std::vector<std::size_t>& unread, std::vector<std::size_t>& wanted) {
+  if (unread.empty()) return;
+  struct Looked {
+    std::size_t index;
+    IndexEntry entry;
+    std::uint32_t pin;
+    Segment* owner;
+  };
+  std::vector<Looked> looked;
+  std::vector<Claim> claims;
+  for (const std::size_t i : unread) {
+    const auto entry = index_.find(set.space, set.hashes[i]);
+    if (!entry) {
+      wanted.push_back(i);
+      continue;
+    }
+    const std::uint32_t pin = index_.lease(entry->slot);
+    const SlotRef where = index_.where(entry->slot);
+    Segment* owner = segment(where.segment, &set.failure);
+    const std::uint64_t offset = owner == nullptr ? 0 : owner->slot_offset(where.slot);
+    // As in get(): only now.
+    const Stamp now = index_.stamp(entry->slot);
+    if (owner == nullptr || !now.live() || now.generation() != entry->stamp.generation()) {
+      index_.end_lease(pin, entry->slot);
+      if (owner != nullptr) wanted.push_back(i);
+      continue;
+    }
+    looked.push_back({i, *entry, pin, owner});
+    SlotHeader header{};
+    header.part_count = set.geometry.parts;
+    header.part_bytes = set.geometry.part_bytes;
+    header.part_stride = set.geometry.part_stride;
+    header.root_digest = entry->root;
+    claims.push_back({owner->file(), offset, header});
+  }
+  verify_claims(*device_, claims, {});
+  PathTally tally;
+  for (std::size_t k = 0; k < looked.size(); ++k) {
+    const Looked& page = looked[k];
+    const int error = claims[k].error;
+    tally.add(*page.owner, IoUse::kRead, error);
+    if (claims[k].verified) {
+      index_.trust(page.entry);
+      set.stored[page.index] = true;
+      counters_->set_pages_present += 1;
+    } else if (error == 0 || bytes_are_lost(error)) {
+      if (error != 0) {
+        index_.quarantine(page.entry, /*recorded=*/false);
+      } else if (index_.unpublish(page.entry)) {
+        counters_->get_pages_torn += 1;
+      }
+      wanted.push_back(page.index);
+    } else {
+      set.failure = errno_error(error, page.owner->path() + ": reading a page that a crash may have torn");
+    }
+    index_.end_lease(page.pin, page.entry.slot);
+  }
+  tell_paths(tally, IoUse::kRead);
+  // In the order of the call; and what comes after one that is not there could not be reached.
+  std::sort(wanted.begin(), wanted.end());
+  if (!set.failure) return;
+  const auto missing = std::find_if(unread.begin(), unread.end(), [&](std::size_t i) {
+    return !set.stored[i] && !std::binary_search(wanted.begin(), wanted.end(), i);
+  });
+  if (missing != unread.end()) wanted.erase(std::lower_bound(wanted.begin(), wanted.end(), *missing), wanted.end());
 }
 
 // Of pages that another process was writing: those that it has not stored, or not in time.

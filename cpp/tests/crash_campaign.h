@@ -12,7 +12,7 @@
 namespace tardis::testing {
 
 inline constexpr std::uint64_t kSessionsPerSeed = 6;  // each begins with what a crash or a kill left of the one before
-inline constexpr int kSteps = 28;
+inline constexpr int kSessionSteps = 28;
 inline constexpr std::size_t kStatesPerPoint = 4;
 
 inline const Workload kCrashWorkloads[] = {
@@ -73,6 +73,9 @@ class CrashCampaign : public ::testing::TestWithParam<Workload> {
   // A drive with this image for tools that know no RecordedDrive.
   virtual DeviceFactory put_image(const FolderImage& image, const std::string& folder) = 0;
 
+  // Of a session. All of its crash points are tried, whatever number of states was asked for.
+  virtual int steps() const { return kSessionSteps; }
+
   void TearDown() override {
     RecordProperty("states", std::to_string(states_));
     RecordProperty("distinct_states", std::to_string(distinct_));
@@ -115,7 +118,7 @@ class CrashCampaign : public ::testing::TestWithParam<Workload> {
     RecordedDrive drive(folder, start.image, /*record=*/true, start.durable ? &*start.durable : nullptr);
     if (setting("TARDIS_CRASH_LYING_DRIVE", 0) != 0) drive.lie();
     Session session(drive, device(drive), GetParam(), bytes_, std::move(start.oracle), random);
-    session.run(kSteps);
+    session.run(steps());
     if (HasFailure()) return left;
     CrashPoint point(drive.first(), drive.events());
     OracleCursor promises(session.log());

@@ -123,20 +123,21 @@ class OpenPages {
   // Null, and a failed test, if it cannot be opened.
   static std::unique_ptr<OpenPages> open(const std::string& folder, const StoreOptions& options,
                                          const Store::DeviceFactory& device, PageBytes& bytes) {
+    auto pages = try_open(folder, options, device, bytes);
+    if (pages) return std::move(*pages);
+    ADD_FAILURE() << "the store cannot be opened: " << pages.error().message;
+    return nullptr;
+  }
+  static Result<std::unique_ptr<OpenPages>> try_open(const std::string& folder, const StoreOptions& options,
+                                                     const Store::DeviceFactory& device, PageBytes& bytes) {
     auto store = Store::open(folder, options, /*create=*/true, device);
-    if (!store) {
-      ADD_FAILURE() << "the store cannot be opened: " << store.error().message;
-      return nullptr;
-    }
+    if (!store) return store.error();
     auto pages = std::make_unique<OpenPages>(std::move(*store), bytes);
     for (std::size_t space = 0; space < 2; ++space) {
       const Layout& layout = bytes.layout(space);
       auto id = pages->store().open_namespace(fingerprint(space), "{\"crash\": " + std::to_string(space) + "}",
                                               layout.parts, layout.regions);
-      if (!id) {
-        ADD_FAILURE() << "namespace " << space << " cannot be opened: " << id.error().message;
-        return nullptr;
-      }
+      if (!id) return id.error();
       pages->spaces_[space] = *id;
     }
     return pages;
@@ -151,6 +152,12 @@ class OpenPages {
   }
   // Stores pages of one chain, each in its version; returns how many were.
   std::size_t put(const PageId& first, const std::vector<std::uint32_t>& versions) {
+    Status status;
+    const std::size_t stored = put(first, versions, status);
+    EXPECT_TRUE(status || status.error().code == Code::kNoSpace) << status.error().message;
+    return stored;
+  }
+  std::size_t put(const PageId& first, const std::vector<std::uint32_t>& versions, Status& status) {
     const std::size_t count = versions.size();
     std::vector<std::uint64_t> pieces;
     std::vector<Hash256> keys;
@@ -161,22 +168,55 @@ class OpenPages {
     }
     const Hash256 before = first.index > 0 ? page_key(first.chain, first.index - 1) : Hash256{};
     std::vector<std::uint8_t> ok(count);
-    const Status status = store_->set(spaces_[first.space], keys.data(), first.index > 0 ? &before : nullptr,
-                                      pieces.data(), count, ok.data());
+    status = store_->set(spaces_[first.space], keys.data(), first.index > 0 ? &before : nullptr, pieces.data(), count,
+                         ok.data());
     const auto stored = static_cast<std::size_t>(std::find(ok.begin(), ok.end(), 0) - ok.begin());
     EXPECT_EQ(stored == count, static_cast<bool>(status));
-    EXPECT_TRUE(status || status.error().code == Code::kNoSpace) << status.error().message;
     return stored;
   }
   // Loads one page into memory that lasts until the next call; null: a miss.
   const std::uint8_t* get(const PageId& page) {
+    Status status;
+    return get(page, status);
+  }
+  const std::uint8_t* get(const PageId& page, Status& status) {
     memory_.assign(bytes_.page_bytes(page.space), 0xA5);
     std::vector<std::uint64_t> pieces;
     add_pieces(pieces, page.space, memory_.data());
     const Hash256 key = page_key(page.chain, page.index);
     std::uint8_t ok = 0;
-    (void)store_->get(spaces_[page.space], &key, pieces.data(), 1, &ok);
+    status = store_->get(spaces_[page.space], &key, pieces.data(), 1, &ok);
     return ok != 0 ? memory_.data() : nullptr;
+  }
+  // Whether a page that was read has the bytes of one of these versions.
+  bool holds(const PageId& page, const std::uint8_t* memory, const std::set<std::uint32_t>& versions) {
+    return std::any_of(versions.begin(), versions.end(), [&](std::uint32_t version) {
+      const std::vector<std::uint8_t>& bytes = bytes_.of(page, version);
+      return std::memcmp(memory, bytes.data(), bytes.size()) == 0;
+    });
+  }
+
+  // All of these pages, of one namespace after the other, in few calls; visit(page, memory or null).
+  template <class Visit>
+  void read_many(const std::vector<PageId>& wanted, const Visit& visit) {
+    for (std::size_t first = 0, end = 0; first < wanted.size(); first = end) {
+      while (end < wanted.size() && wanted[end].space == wanted[first].space) ++end;
+      const std::size_t space = wanted[first].space, count = end - first;
+      const std::uint64_t bytes = bytes_.page_bytes(space);
+      many_.assign(count * bytes, 0xA5);
+      std::vector<std::uint64_t> pieces;
+      std::vector<Hash256> keys;
+      for (std::size_t i = 0; i < count; ++i) {
+        add_pieces(pieces, space, many_.data() + i * bytes);
+        keys.push_back(page_key(wanted[first + i].chain, wanted[first + i].index));
+      }
+      std::vector<std::uint8_t> ok(count);
+      (void)store_->get(spaces_[space], keys.data(), pieces.data(), count, ok.data());
+      // After one that is refused the call may have left others out.
+      for (std::size_t i = 0; i < count; ++i) {
+        visit(wanted[first + i], ok[i] != 0 ? many_.data() + i * bytes : get(wanted[first + i]));
+      }
+    }
   }
 
   void remove(const Deletion& deletion) {
@@ -188,25 +228,24 @@ class OpenPages {
   // Every promise of the oracle; returns the pages that are there.
   std::set<PageId> check(const Oracle& oracle) {
     std::set<PageId> there;
+    std::vector<PageId> found;
     for (const auto& [page, promise] : oracle.pages) {
-      const std::string name = "page " + std::to_string(page.index) + " of chain " + std::to_string(page.chain) +
-                               " in namespace " + std::to_string(page.space);
-      const bool found = has(page);
-      EXPECT_FALSE(found && promise.versions.empty()) << name << " came back after it was deleted";
-      const std::uint8_t* memory = found ? get(page) : nullptr;
-      EXPECT_FALSE(promise.durable && memory == nullptr)
-          << name << " was flushed and is " << (found ? "refused" : "lost");
-      if (memory == nullptr) continue;
-      there.insert(page);
-      const auto holds = [&](std::uint32_t version) {
-        const std::vector<std::uint8_t>& bytes = bytes_.of(page, version);
-        return std::memcmp(memory, bytes.data(), bytes.size()) == 0;
-      };
-      if (std::any_of(promise.versions.begin(), promise.versions.end(), holds)) continue;
-      std::uint32_t older = promise.version;
-      while (older > 0 && !holds(older)) --older;
-      ADD_FAILURE() << name << ": wrong bytes" << (holds(older) ? ", those that were deleted" : "");
+      const bool here = has(page);
+      EXPECT_FALSE(here && promise.versions.empty()) << name_of(page) << " came back after it was deleted";
+      EXPECT_TRUE(here || !promise.durable) << name_of(page) << " was flushed and is lost";
+      if (here) found.push_back(page);
     }
+    read_many(found, [&](const PageId& page, const std::uint8_t* memory) {
+      const PagePromise& promise = oracle.pages.at(page);
+      EXPECT_FALSE(promise.durable && memory == nullptr) << name_of(page) << " was flushed and is refused";
+      if (memory == nullptr) return;
+      there.insert(page);
+      if (holds(page, memory, promise.versions)) return;
+      std::uint32_t older = promise.version;
+      while (older > 0 && !holds(page, memory, {older})) --older;
+      ADD_FAILURE() << name_of(page) << ": wrong bytes"
+                    << (holds(page, memory, {older}) ? ", those that were deleted" : "");
+    });
     const tardis_stats s = stats_of(*store_);
     EXPECT_EQ(s.slots_total, s.slots_live + s.slots_free + s.slots_quarantined + s.slots_writing) << "slots lost";
     EXPECT_EQ(s.slots_writing, 0u);
@@ -219,6 +258,10 @@ class OpenPages {
   }
 
  private:
+  static std::string name_of(const PageId& page) {
+    return "page " + std::to_string(page.index) + " of chain " + std::to_string(page.chain) + " in namespace " +
+           std::to_string(page.space);
+  }
   void add_pieces(std::vector<std::uint64_t>& pieces, std::size_t space, std::uint8_t* memory) const {
     auto at = reinterpret_cast<std::uint64_t>(memory);
     const Layout& layout = bytes_.layout(space);
@@ -233,7 +276,7 @@ class OpenPages {
   std::unique_ptr<Store> store_;
   PageBytes& bytes_;
   std::array<NamespaceId, 2> spaces_{};
-  std::vector<std::uint8_t> memory_;
+  std::vector<std::uint8_t> memory_, many_;
 };
 
 }  // namespace tardis::testing

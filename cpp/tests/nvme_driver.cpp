@@ -111,7 +111,7 @@ TEST(NvmeDriver, EveryStepOfTheBringUpMayFail) {
     int os_error;
   };
   for (const Case& wrong : {Case{FaultKind::kLostCompletion, ETIMEDOUT}, Case{FaultKind::kWrongCommandId, EIO},
-                            Case{FaultKind::kStatus, EIO}, Case{FaultKind::kFatal, EIO},
+                            Case{FaultKind::kStatus, EREMOTEIO}, Case{FaultKind::kFatal, EIO},
                             Case{FaultKind::kRemovedAllOnes, ENODEV}, Case{FaultKind::kRemovedZeros, ENODEV}}) {
     for (std::uint64_t step = 0; step < kBringUpCommands; ++step) {
       Rig rig(closed_rig());
@@ -427,7 +427,7 @@ TEST(NvmeDriver, AnotherDriveIsNotTakenForTheOldOne) {
     const iovec range{page, sizeof page};
     NamespaceRequest request{.op = Op::kRead, .memory = {&range, 1}, .error = -1};
     (*disk)->run({&request, 1}, nullptr);
-    EXPECT_EQ(request.error, change.same ? 0 : EIO) << change.what;
+    EXPECT_EQ(request.error, change.same ? 0 : ENXIO) << change.what;
     EXPECT_EQ(shared->state(), change.same ? DriverState::kLive : DriverState::kFailed) << change.what;
     EXPECT_EQ((slot.read32(kRegCsts) & kCstsReady) != 0, change.same) << "left on with memory that was taken away";
   }

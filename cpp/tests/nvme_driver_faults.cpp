@@ -124,10 +124,10 @@ std::vector<Case> cases() {
        }});
   add({"status SC=0, SCT=3, once", nothing, [](Rig& rig) { rig.faults->add(with_status(0x300, 1)); }, 0, 0, 10,
        [](const DriverCounters& c) { EXPECT_EQ(c.retries, 1u); }});
-  add({"status SC=0, SCT=3, always", nothing, [](Rig& rig) { rig.faults->add(with_status(0x300, 0)); }, EIO, 0, 10,
-       [](const DriverCounters& c) { EXPECT_EQ(c.retries % 4, 0u); }});
+  add({"status SC=0, SCT=3, always", nothing, [](Rig& rig) { rig.faults->add(with_status(0x300, 0)); }, EREMOTEIO, 0,
+       10, [](const DriverCounters& c) { EXPECT_EQ(c.retries % 4, 0u); }});
   add({"status that says: do not retry", nothing,
-       [](Rig& rig) { rig.faults->add(with_status(kScInternal | 1 << 14, 1)); }, EIO, 0, 10,
+       [](Rig& rig) { rig.faults->add(with_status(kScInternal | 1 << 14, 1)); }, EREMOTEIO, 0, 10,
        [](const DriverCounters& c) { EXPECT_EQ(c.retries, 0u); }});
   add({"status that asks for 100 ms before the retry", nothing,
        [](Rig& rig) { rig.faults->add(with_status(kScNamespaceNotReady | 1 << 11, 1)); }, 0, 100, 110,
@@ -182,7 +182,7 @@ std::vector<Case> cases() {
          rig.faults->add(rule(FaultKind::kFatal));
          rig.faults->add(admin_rule(FaultKind::kFatal, AdminOpcode::kIdentify));
        },
-       EIO, 0, 40, [](const DriverCounters& c) { EXPECT_EQ(c.resets, 1u); }, DriverState::kFailed});
+       ENXIO, 0, 40, [](const DriverCounters& c) { EXPECT_EQ(c.resets, 1u); }, DriverState::kFailed});
   add({"power lost and back", nothing, [](Rig& rig) { rig.controller->cut_power(); }, 0, 0, 20,
        [](const DriverCounters& c) { EXPECT_EQ(c.resets, 1u); }});
   for (const bool zeros : {false, true}) {
@@ -197,7 +197,7 @@ std::vector<Case> cases() {
          rig.faults->add(admin_rule(FaultKind::kLostCompletion, AdminOpcode::kDeleteSq));
          rig.controller->hold_ready(true);
        },
-       EIO, int(kIoMs + kGraceMs + kAdminMs + kReadyMs), int(kIoMs + kGraceMs + 2 * kAdminMs + kReadyMs),
+       ENXIO, int(kIoMs + kGraceMs + kAdminMs + kReadyMs), int(kIoMs + kGraceMs + 2 * kAdminMs + kReadyMs),
        [](const DriverCounters& c) { EXPECT_EQ(c.resets, 1u); }, DriverState::kFailed, 1100, true});
   return all;
 }

@@ -217,8 +217,8 @@ TEST(NvmeDriverStatus, Errnos) {
   EXPECT_EQ(error(kScUnrecoveredRead), EIO);
   EXPECT_EQ(error(kScWriteFault), EIO);
   EXPECT_EQ(error(kScAbortRequested), ETIMEDOUT);
-  EXPECT_EQ(error(0x300), EIO);  // SC = 0 of the path type
-  EXPECT_EQ(error(0x7ff), EIO);
+  EXPECT_EQ(error(0x300), EREMOTEIO);  // SC = 0 of the path type
+  EXPECT_EQ(error(0x7ff), EREMOTEIO);
   EXPECT_EQ(describe({kScLbaOutOfRange | 1 << 14}), "LBA out of range (SCT 0h, SC 80h, do not retry)");
   EXPECT_EQ(describe({0x300}), "unknown status (SCT 3h, SC 00h)");
 }

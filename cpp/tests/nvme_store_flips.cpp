@@ -1,40 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bits flip on a raw namespace while its store is closed: in superblocks and directories of the volume, in tables and
-// payload of segments. Whatever is served afterwards has the bytes that were stored; what is lost is a miss.
-// TARDIS_NVME_CAMPAIGN multiplies the cases (default 1).
+// payload of segments. Whatever is served afterwards has the bytes that were stored; what is lost is a miss. Once
+// directly, once with a driver and a software controller between the store and the medium. TARDIS_NVME_CAMPAIGN
+// multiplies the cases (default 1).
+#include <cstdio>
+
 #include "crash_campaign.h"
-#include "nvme_support_recorded_namespace.h"
+#include "nvme_support_recorded_medium.h"
+#include "nvme_support_soft_stack.h"
+#include "nvme_support_store_folder.h"
 
 namespace tardis::nvme::testing {
 namespace {
 
 using namespace tardis::testing;
 
-constexpr std::uint64_t kCases = 800;
+constexpr std::uint64_t kCases = 800, kCasesBehindAController = 400;
 constexpr std::uint64_t kChains = 6, kPages = 8;
 const std::array<Layout, 2> kLayouts = {{{2, {5000, 3000}}, {1, {100'000}}}};
 
 StoreOptions options() { return small_store(4); }
 
-FolderImage image_of(const std::string& folder, const BlockFile& contents) {
-  FolderImage image;
-  image.raw = contents;
-  for (const std::string part : {"", "segments", "namespaces"}) {
-    for (const auto& item : std::filesystem::directory_iterator(folder + "/" + part)) {
-      if (!item.is_regular_file()) continue;
-      const std::string path = std::filesystem::relative(item.path(), folder).string();
-      if (part == "segments") {
-        image.segments[path] = {};
-      } else {
-        std::ifstream file(item.path(), std::ios::binary);
-        image.texts[path].assign(std::istreambuf_iterator<char>(file), {});
-      }
-    }
-  }
-  return image;
-}
-
-class NvmeStoreFlips : public ::testing::Test {
+class NvmeStoreFlips : public ::testing::TestWithParam<bool> {  // behind a controller
  protected:
   NvmeStoreFlips() : bytes_(kLayouts), parent_(memory_parent()) {
     auto memory = std::make_shared<MemoryNamespace>(24 * kMiB);
@@ -48,7 +35,7 @@ class NvmeStoreFlips : public ::testing::Test {
       }
     }
     EXPECT_TRUE(pages->store().close());
-    whole_ = image_of(folder, memory->contents);
+    whole_ = StoreFolderImage::of(folder).with(memory->contents);
     for (const auto& [name, range] : ranges_on(memory->contents)) ranges_.push_back(range);
     memory->contents.read(0, &volume_, sizeof volume_);
   }
@@ -57,6 +44,12 @@ class NvmeStoreFlips : public ::testing::Test {
     std::string folder = parent_.path() + "/" + std::to_string(folders_++);
     std::filesystem::create_directory(folder);
     return folder;
+  }
+
+  std::shared_ptr<RawNamespace> namespace_on(RecordedDrive& drive) {
+    if (!GetParam()) return std::make_shared<RecordedNamespace>(drive, 512);
+    const auto stack = SoftStack::make(std::make_shared<RecordedMedium>(drive), small_stack(512));
+    return stack == nullptr ? nullptr : SoftStack::disk_of(stack);
   }
 
   enum class Target { kVolume, kTables, kPayload, kCount };
@@ -82,9 +75,9 @@ class NvmeStoreFlips : public ::testing::Test {
   VolumeSuperblock volume_{};
 };
 
-TEST_F(NvmeStoreFlips, NoWrongByteIsServed) {
+TEST_P(NvmeStoreFlips, NoWrongByteIsServed) {
   ASSERT_GE(ranges_.size(), 2u);
-  const std::uint64_t cases = kCases * setting("TARDIS_NVME_CAMPAIGN", 1);
+  const std::uint64_t cases = (GetParam() ? kCasesBehindAController : kCases) * setting("TARDIS_NVME_CAMPAIGN", 1);
   std::mt19937_64 random(setting("TARDIS_CRASH_SEED", 1));
   std::uint64_t refused = 0, served = 0, missed = 0, harmless = 0;
   for (std::uint64_t number = 0; number < cases && !HasFailure(); ++number) {
@@ -97,7 +90,9 @@ TEST_F(NvmeStoreFlips, NoWrongByteIsServed) {
                  std::to_string(static_cast<std::size_t>(target)));
     const std::string folder = fresh_folder();
     RecordedDrive drive(folder, image, /*record=*/false);
-    const DeviceFactory device = on(std::make_shared<RecordedNamespace>(drive, 512));
+    const auto behind = namespace_on(drive);
+    ASSERT_NE(behind, nullptr);
+    const DeviceFactory device = on(behind);
     auto store = Store::open(folder, options(), true, device);
     if (!store) {
       // Both superblocks, or a directory that contradicts itself.
@@ -113,13 +108,13 @@ TEST_F(NvmeStoreFlips, NoWrongByteIsServed) {
     auto pages = OpenPages::open(folder, options(), device, bytes_);
     ASSERT_NE(pages, nullptr);
     std::uint64_t here = 0;
-    for (const auto& [page, promise] : known_.pages) {
-      const std::uint8_t* found = pages->get(page);
-      if (found == nullptr) continue;
+    std::vector<PageId> wanted;
+    for (const auto& [page, promise] : known_.pages) wanted.push_back(page);
+    pages->read_many(wanted, [&](const PageId& page, const std::uint8_t* found) {
+      if (found == nullptr) return;
       ++here;
-      const std::vector<std::uint8_t>& bytes = bytes_.of(page, 0);
-      ASSERT_EQ(std::memcmp(found, bytes.data(), bytes.size()), 0) << "wrong bytes were served";
-    }
+      EXPECT_TRUE(pages->holds(page, found, {0})) << "wrong bytes were served";
+    });
     const std::uint64_t lost = known_.pages.size() - here;
     served += here;
     missed += lost;
@@ -138,13 +133,19 @@ TEST_F(NvmeStoreFlips, NoWrongByteIsServed) {
     std::filesystem::remove_all(folder);
   }
   EXPECT_GT(missed, cases) << "too little was damaged to prove anything";
-  EXPECT_GT(served, 20 * cases);
+  EXPECT_GT(served, 50 * cases);
   EXPECT_LT(refused, cases / 4);
+  std::printf("[ FLIPS    ] %llu cases, %llu pages served, %llu missed, %llu stores refused\n",
+              static_cast<unsigned long long>(cases), static_cast<unsigned long long>(served),
+              static_cast<unsigned long long>(missed), static_cast<unsigned long long>(refused));
   RecordProperty("refused", std::to_string(refused));
   RecordProperty("pages_served", std::to_string(served));
   RecordProperty("pages_missed", std::to_string(missed));
   RecordProperty("cases_without_loss", std::to_string(harmless));
 }
+
+INSTANTIATE_TEST_SUITE_P(Through, NvmeStoreFlips, ::testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "Controller" : "Namespace"); });
 
 }  // namespace
 }  // namespace tardis::nvme::testing

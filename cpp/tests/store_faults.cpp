@@ -376,6 +376,45 @@ TEST_F(StoreFaults, AStoreThatCannotReserveASegmentWorksWithThoseItHas) {
   EXPECT_EQ(stats_of(*store).segments, 2u);
 }
 
+// A page whose group no later header proves durable is read in recovery. That this fails says nothing about the page,
+// which may have been flushed; only bytes that are lost, or others than the header tells of, do.
+TEST_F(StoreFaults, ADriveThatFailsDuringRecoveryCostsNoPage) {
+  for (const int error : {ETIMEDOUT, EREMOTEIO, ENXIO, ENOMEM, EIO}) {
+    SCOPED_TRACE(std::strerror(error));
+    std::filesystem::remove_all(folder.path() + "/segments");
+    std::filesystem::remove(folder.file("tardis.store"));
+    in_killed_process([&] {
+      auto store = open_store(folder.path(), small_store(2));
+      Space space(*store, 1, {});
+      EXPECT_EQ(space.put(1, 0, 4), 4u);
+      EXPECT_TRUE(store->flush());
+      (void)store.release();
+    });
+    set_fault([&](const IoRequest& request) {
+      return request.op == Op::kRead && request.offset >= kFirstPayloadAlign ? error : 0;
+    });
+    {
+      auto store = open();
+      ASSERT_NE(store, nullptr);
+      Space space(*store, 1, {});
+      EXPECT_EQ(space.fetch(1, 0, 4), 0u);
+      EXPECT_EQ(stats_of(*store).segments_unreadable, error == EIO ? 0u : 1u);
+      set_fault({});
+      // Others can be stored meanwhile.
+      EXPECT_EQ(space.put(2, 0, 4), 4u);
+      EXPECT_EQ(space.fetch(2, 0, 4), 4u);
+      EXPECT_TRUE(store->close());
+    }
+    auto store = open_store(folder.path(), small_store(2));
+    ASSERT_NE(store, nullptr);
+    Space space(*store, 1, {});
+    EXPECT_EQ(space.fetch(1, 0, 4), error == EIO ? 0u : 4u);
+    EXPECT_EQ(space.fetch(2, 0, 4), 4u);
+    expect_slots_conserved(*store);
+    EXPECT_TRUE(store->close());
+  }
+}
+
 // A segment that fails while it changes class is set aside, and close() still ends well.
 TEST_F(StoreFaults, AReclassThatFails) {
   {

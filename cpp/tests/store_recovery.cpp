@@ -56,6 +56,25 @@ TEST_F(StoreRecovery, ATornPageOfAnUnprovenGroupIsNotPublished) {
   expect_slots_conserved(*store);
 }
 
+// The new copy is not durable before the next flush; until then the old one must not be given up. One that is torn is
+// stored anew.
+TEST_F(StoreRecovery, WhatIsStoredAgainAfterACrashKeepsItsSlotIfItIsWhole) {
+  make_dirty(6, 1);
+  const OnDisk whole = find_on_disk(folder.path(), page_key(1, 1)), torn = find_on_disk(folder.path(), page_key(1, 4));
+  flip_bit(torn.file, torn.payload_offset + 5000);
+  auto store = open_store(folder.path(), small_store(4));
+  Space space(*store, 1, {});
+  ASSERT_EQ(space.run(1, 0, 6), 6u) << "a later header says that they are durable";
+  EXPECT_EQ(space.put(1, 0, 6), 6u);
+  EXPECT_EQ(stats_of(*store).set_pages_written, 1u);
+  EXPECT_EQ(stats_of(*store).set_pages_present, 5u);
+  EXPECT_TRUE(store->flush());
+  EXPECT_EQ(find_on_disk(folder.path(), page_key(1, 1)).header.generation, whole.header.generation);
+  EXPECT_GT(find_on_disk(folder.path(), page_key(1, 4)).header.generation, torn.header.generation);
+  EXPECT_EQ(space.fetch(1, 0, 6), 6u);
+  expect_slots_conserved(*store);
+}
+
 // What one recovery refused, the next must not believe because later groups became durable.
 TEST_F(StoreRecovery, ATornPageStaysRefusedAfterASecondCrash) {
   make_dirty(3, 6);
