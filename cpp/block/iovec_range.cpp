@@ -63,6 +63,16 @@ void advance(std::span<const iovec> memory, IovecCursor& at, std::uint64_t bytes
   walk(memory, at, bytes, [](std::byte*, std::size_t) {});
 }
 
+void take(std::span<const iovec> memory, IovecCursor& at, std::uint64_t bytes, std::vector<iovec>& to) {
+  walk(memory, at, bytes, [&](std::byte* address, std::size_t n) {
+    if (!to.empty() && static_cast<std::byte*>(to.back().iov_base) + to.back().iov_len == address) {
+      to.back().iov_len += n;
+    } else {
+      to.push_back({address, n});
+    }
+  });
+}
+
 std::vector<iovec> without_prefix(std::span<const iovec> memory, std::uint64_t bytes) {
   IovecCursor at;
   advance(memory, at, bytes);

@@ -30,6 +30,9 @@ void scatter(const std::byte* from, std::span<const iovec> memory, IovecCursor& 
 // Moves `at` without a copy.
 void advance(std::span<const iovec> memory, IovecCursor& at, std::uint64_t bytes);
 
+// Moves `at` past the next bytes, and adds to `to` where they are.
+void take(std::span<const iovec> memory, IovecCursor& at, std::uint64_t bytes, std::vector<iovec>& to);
+
 // The sequence without its first `bytes` bytes.
 std::vector<iovec> without_prefix(std::span<const iovec> memory, std::uint64_t bytes);
 

@@ -194,27 +194,9 @@ class StripedDevice::Batch {
         fresh.request.file = joined->members[file].file;
         fresh.request.offset = offset;
       }
-      append(request.memory, at, n, pieces_[*own[file]].memory);
+      take(request.memory, at, n, pieces_[*own[file]].memory);
     });
     whole.left = static_cast<std::uint32_t>(pieces_.size() - first);
-  }
-
-  static void append(std::span<const iovec> from, IovecCursor& at, std::uint64_t bytes, std::vector<iovec>& to) {
-    while (bytes > 0) {
-      const iovec& entry = from[at.index];
-      const auto step = static_cast<std::size_t>(std::min<std::uint64_t>(bytes, entry.iov_len - at.offset));
-      auto* address = static_cast<std::byte*>(entry.iov_base) + at.offset;
-      if (step > 0) {
-        if (!to.empty() && static_cast<std::byte*>(to.back().iov_base) + to.back().iov_len == address) {
-          to.back().iov_len += step;
-        } else {
-          to.push_back({address, step});
-        }
-      }
-      advance(from, at, step);
-      if (step == 0) ++at.index, at.offset = 0;  // an empty range
-      bytes -= step;
-    }
   }
 
   void finished(Piece& piece, int error) {

@@ -330,13 +330,14 @@ static_assert(sizeof(LbaFormat) == 4);
 
 inline constexpr std::uint8_t kNsfeatThin = 1;            // NSFEAT: fewer blocks can be there than it has (THINP)
 inline constexpr std::uint8_t kNsattrWriteProtected = 1;  // NSATTR
-struct IdentifyNamespace {                                // NVM-CS 4.1.5.1
-  std::uint64_t size_blocks;                              // 0, NSZE
-  std::uint64_t capacity_blocks;                          // 8
-  std::uint64_t used_blocks;                              // 16
-  std::uint8_t nsfeat;                                    // 24
-  std::uint8_t formats;                                   // 25, NLBAF, 0-based
-  std::uint8_t format;                                    // 26, FLBAS: index 3:0 and 6:5
+
+struct IdentifyNamespace {        // NVM-CS 4.1.5.1
+  std::uint64_t size_blocks;      // 0, NSZE
+  std::uint64_t capacity_blocks;  // 8
+  std::uint64_t used_blocks;      // 16
+  std::uint8_t nsfeat;            // 24
+  std::uint8_t formats;           // 25, NLBAF, 0-based
+  std::uint8_t format;            // 26, FLBAS: index 3:0 and 6:5
   std::uint8_t metadata_caps, protection_caps;
   std::uint8_t protection;  // 29, DPS: 0 in 2:0 is none
   std::uint8_t nmic, rescap, fpi;

@@ -288,6 +288,7 @@ Store::Store(Passkey, StoreFolder folder, const StoreOptions& options, std::uniq
       options_(options),
       device_(std::move(device)),
       path_report_(device_->report()),
+      read_geometry_(device_->geometry()),
       has_own_room_(device_->room().has_value()),
       table_(std::move(table)),
       self_(self),

@@ -14,6 +14,7 @@
 //   mutex_       flush groups; never held during I/O
 //   describe_mutex_  namespaces, and the process's use of the setup lock; taken before that lock
 //   Segment::claim_mutex, open_mutex_, others_mutex_  taken alone
+//   names_mutex_  before open_mutex_
 //   problems_mutex_  why paths are out; taken last
 #pragma once
 
@@ -32,6 +33,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -40,6 +42,7 @@
 #include "store/folder.h"
 #include "store/format.h"
 #include "store/index.h"
+#include "store/lease.h"
 #include "store/segment.h"
 #include "store/transfer.h"
 #include "tardis/tardis.h"
@@ -89,6 +92,15 @@ class Store {
   Status set(NamespaceId space, const Hash256* hashes, const Hash256* parent_of_first, const std::uint64_t* pieces,
              std::size_t n, std::uint8_t* ok);
   Status get(NamespaceId space, const Hash256* hashes, const std::uint64_t* pieces, std::size_t n, std::uint8_t* ok);
+  // lease.cpp: for who reads without get().
+  // A lease on the leading run of these objects that can be found.
+  Result<Lease> acquire(NamespaceId space, const Hash256* hashes, std::size_t n);
+  SegmentAddresses segment_addresses() const;
+  // As BlockDevice::run(). Of what is not under a lease the bytes may change meanwhile.
+  void read_addresses(std::span<AddressRead> reads, const std::function<void(AddressRead&)>& on_complete);
+  IoGeometry read_geometry() const { return read_geometry_; }
+  std::uint64_t capacity_bytes() const { return folder_.superblock().capacity_bytes; }
+
   Status register_memory(void* base, std::uint64_t bytes);
   void unregister_memory(void* base);
   Status flush();
@@ -114,6 +126,7 @@ class Store {
   std::string path_report_json();
 
  private:
+  friend class Lease;
   struct Counters;
   struct Published {
     GlobalSlot slot;
@@ -299,6 +312,7 @@ class Store {
   // Opens the file if this process has not yet; null if that fails or there is no such segment.
   // Only with `to_blame`, which path it was, does *why carry an error that may count against a path.
   Segment* segment(std::uint32_t id, std::optional<Error>* why = nullptr, std::uint32_t* to_blame = nullptr);
+  Segment* segment_named(SegmentName name);  // null: no such segment that can be read
   Segment* adopt_segment(std::unique_ptr<Segment> segment);
   Result<const ObjectGeometry*> geometry_of(NamespaceId space) const;
   std::optional<NamespaceId> find_namespace(const Fingerprint& fingerprint) const;
@@ -318,6 +332,7 @@ class Store {
   StoreOptions options_;
   std::unique_ptr<StripedDevice> device_;
   PathReport path_report_;
+  const IoGeometry read_geometry_;
   const bool has_own_room_;         // the device, and no file system
   std::vector<std::string> notes_;  // what recovery found, in readable lines; fixed after open()
 
@@ -328,6 +343,9 @@ class Store {
 
   std::unique_ptr<std::atomic<Segment*>[]> opened_;  // by id
   std::mutex open_mutex_;
+  mutable std::shared_mutex names_mutex_;
+  std::unordered_map<std::uint32_t, std::uint32_t>
+      ids_by_name_;                                // SegmentName::word(); a hint, guarded by names_mutex_
   std::deque<std::unique_ptr<Segment>> segments_;  // behind opened_, and those that are of no use any more
   std::atomic<std::uint32_t> last_segment_{0};     // where slots were found last
   std::array<std::atomic<std::uint32_t>, kMaxPaths> last_on_path_{};

@@ -282,6 +282,9 @@ TEST(NvmeSoftMedia, ErrorsBecomeStatuses) {
   SoftControllerOptions options;
   options.namespaces.push_back({std::make_shared<FailingMedium>(EIO), 12, 0, 0});
   options.namespaces.push_back({std::make_shared<FailingMedium>(ENOSPC), 12, 0, 0});
+  options.namespaces.push_back({std::make_shared<FailingMedium>(ENXIO), 12, 0, 0});
+  options.namespaces.push_back({std::make_shared<FailingMedium>(ETIMEDOUT), 12, 0, 0});
+  options.namespaces.push_back({std::make_shared<FailingMedium>(ENODATA), 12, 0, 0});
   HandClient client(std::move(options));
   ASSERT_TRUE(client.enable());
   const auto queue = client.queue(1, 8);
@@ -294,6 +297,11 @@ TEST(NvmeSoftMedia, ErrorsBecomeStatuses) {
   EXPECT_EQ(status(IoOpcode::kWriteZeroes, 1), kScWriteFault);
   EXPECT_EQ(status(IoOpcode::kFlush, 1), kScInternal);
   EXPECT_EQ(status(IoOpcode::kWrite, 2), kScCapacityExceeded);
+  EXPECT_EQ(status(IoOpcode::kRead, 3), kScUnwrittenBlock);
+  // No media error, which a client would take for the end of those blocks.
+  EXPECT_EQ(status(IoOpcode::kRead, 4), kScInternal);
+  EXPECT_EQ(status(IoOpcode::kWrite, 4), kScInternal);
+  EXPECT_EQ(status(IoOpcode::kRead, 5), kScUnrecoveredRead);
   EXPECT_EQ(client.complaints(), "");
   client.window().write32(kRegCc, kUsualCc | kCcShnNormal);
   EXPECT_TRUE(client.wait_status(kCstsFatal, kCstsFatal));

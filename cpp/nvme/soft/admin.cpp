@@ -122,7 +122,10 @@ Sc SoftAdmin::identify_namespace(SoftCommand& command) {
   IdentifyNamespace page{};  // of zeros if the namespace is not active
   const SoftNamespaceState& space = namespaces[id - 1];
   if (space.medium != nullptr) {
-    page.size_blocks = page.capacity_blocks = page.used_blocks = space.blocks;
+    page.size_blocks = space.blocks;
+    page.capacity_blocks = page.used_blocks = std::min(space.blocks, space.medium->capacity() >> space.block_shift);
+    page.nsfeat = page.capacity_blocks < space.blocks ? kNsfeatThin : 0;
+    page.attributes = space.medium->read_only() ? kNsattrWriteProtected : 0;
     page.deallocate = space.medium->deallocates_to_zero() ? 1 : 0;
     page.optimal_boundary = space.optimal_boundary;
     page.format_table[0].block_shift = static_cast<std::uint8_t>(space.block_shift);

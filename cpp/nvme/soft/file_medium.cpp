@@ -9,34 +9,12 @@
 #include <string>
 #include <utility>
 
+#include "block/iovec_range.h"
+
 namespace tardis::nvme {
 namespace {
 
 alignas(4096) constexpr std::array<std::byte, 64 << 10> kZeros{};
-
-// The next `bytes` of a list of ranges.
-class IovecCursor {
- public:
-  explicit IovecCursor(std::span<const iovec> memory) : memory_(memory) {}
-  void take(std::uint64_t bytes, std::vector<iovec>& out) {
-    while (bytes > 0) {
-      const iovec& now = memory_[at_];
-      const std::uint64_t n = std::min<std::uint64_t>(bytes, now.iov_len - used_);
-      if (n > 0) out.push_back({static_cast<std::byte*>(now.iov_base) + used_, static_cast<std::size_t>(n)});
-      used_ += n;
-      bytes -= n;
-      if (used_ == now.iov_len) {
-        ++at_;
-        used_ = 0;
-      }
-    }
-  }
-
- private:
-  const std::span<const iovec> memory_;
-  std::size_t at_ = 0;
-  std::uint64_t used_ = 0;
-};
 
 void take_zeros(std::uint64_t bytes, std::vector<iovec>& out) {
   while (bytes > 0) {
@@ -84,7 +62,7 @@ FileMedium::FileMedium(BlockDevice& device, std::vector<Part> parts, std::uint32
 }
 
 void FileMedium::split(const MediumRequest& request, std::size_t index, Batch& batch) const {
-  IovecCursor cursor(request.memory);
+  IovecCursor cursor;
   std::uint64_t at = request.offset, left = request.bytes;
   while (left > 0) {
     const auto part = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin());
@@ -93,7 +71,7 @@ void FileMedium::split(const MediumRequest& request, std::size_t index, Batch& b
     if (request.op == MediumRequest::Op::kWriteZeroes) {
       take_zeros(n, memory);
     } else {
-      cursor.take(n, memory);
+      take(request.memory, cursor, n, memory);
     }
     IoRequest io;
     io.op = request.op == MediumRequest::Op::kRead ? IoRequest::Op::kRead : IoRequest::Op::kWrite;

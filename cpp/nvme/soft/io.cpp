@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "block/block_device.h"
 #include "nvme/soft/queues.h"
 
 namespace tardis::nvme {
@@ -32,6 +33,7 @@ class Preparation {
   Sc flush();
   Sc find_namespace();
   Sc check_range(std::uint64_t first, std::uint64_t blocks) const;
+  Sc check_writable() const;
   void ask(const SoftNamespaceState& space, MediumRequest::Op op, std::uint64_t first, std::uint64_t blocks) {
     MediumRequest request;
     request.op = op;
@@ -97,6 +99,12 @@ Sc Preparation::check_range(std::uint64_t first, std::uint64_t blocks) const {
                            std::to_string(namespace_->blocks) + " blocks of the namespace");
 }
 
+Sc Preparation::check_writable() const {
+  if (!namespace_->medium->read_only()) return kScSuccess;
+  return blame_.refuse(kScWriteProtected, ViolationKind::kNamespace,
+                       "namespace " + std::to_string(entry_.namespace_id) + " can only be read (NSATTR)");
+}
+
 Sc Preparation::transfer(bool reads) {
   if (const Sc bad = find_namespace()) return bad;
   const std::uint64_t blocks = entry_.blocks(), bytes = blocks << namespace_->block_shift;
@@ -110,6 +118,9 @@ Sc Preparation::transfer(bool reads) {
                              " bytes are more than a command may move (MDTS): " + std::to_string(rules_.max_transfer));
   }
   if (const Sc bad = check_range(entry_.start_block(), blocks)) return bad;
+  if (!reads) {
+    if (const Sc bad = check_writable()) return bad;
+  }
   if (const Sc bad = walk_data_pointer(blame_, rules_.data_pointer, bytes, reads, reader_, command_.pieces)) return bad;
   ask(*namespace_, reads ? MediumRequest::Op::kRead : MediumRequest::Op::kWrite, entry_.start_block(), blocks);
   return kScSuccess;
@@ -118,6 +129,7 @@ Sc Preparation::transfer(bool reads) {
 Sc Preparation::write_zeroes() {
   if (const Sc bad = find_namespace()) return bad;
   if (const Sc bad = check_range(entry_.start_block(), entry_.blocks())) return bad;
+  if (const Sc bad = check_writable()) return bad;
   ask(*namespace_, MediumRequest::Op::kWriteZeroes, entry_.start_block(), entry_.blocks());
   return kScSuccess;
 }
@@ -134,6 +146,7 @@ Sc Preparation::deallocate() {
     if (const Sc bad = check_range(range.start, range.blocks)) return bad;
   }
   if ((entry_.cdw11 & kDeallocate) == 0) return kScSuccess;  // hints of how the data will be used
+  if (const Sc bad = check_writable()) return bad;
   for (const DeallocateRange& range : ranges) {
     if (range.blocks != 0) ask(*namespace_, MediumRequest::Op::kDeallocate, range.start, range.blocks);
   }
@@ -211,12 +224,14 @@ Sc copy_pieces(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& reader
 Sc status_of(const SoftCommand& command, int error) {
   if (error == 0) return kScSuccess;
   if (error == ENOSPC) return kScCapacityExceeded;
+  // A media error is what clients take for the end of those blocks: only what says so is one.
   switch (command.requests.front().op) {
     case MediumRequest::Op::kRead:
-      return kScUnrecoveredRead;
+      if (error == ENXIO) return kScUnwrittenBlock;
+      return bytes_are_lost(error) ? kScUnrecoveredRead : kScInternal;
     case MediumRequest::Op::kWrite:
     case MediumRequest::Op::kWriteZeroes:
-      return kScWriteFault;
+      return bytes_are_lost(error) ? kScWriteFault : kScInternal;
     default:
       return kScInternal;
   }

@@ -37,6 +37,9 @@ class Medium {
   virtual bool immediate() const = 0;
   virtual bool needs_flush() const = 0;  // what was written is not durable before kFlush
   virtual bool deallocates_to_zero() const { return false; }
+  virtual bool read_only() const { return false; }  // then run() gets reads and flushes alone
+  // How many of bytes() there can be at a time; reads of others fail with ENXIO.
+  virtual std::uint64_t capacity() const { return bytes(); }
 
   // Called once per finished request, one of those given to run(), from any thread. Must not wait or call run().
   using Completion = std::function<void(MediumRequest& request)>;
