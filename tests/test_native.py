@@ -6,8 +6,10 @@ The test program comes from the build in ``TARDIS_BUILD_DIR`` (default: ``build/
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,26 @@ def _skip_reason(output: str) -> str:
     lines = output.splitlines()
     where = next((number for number, line in enumerate(lines) if line.endswith(": Skipped")), None)
     return lines[where + 1].strip() if where is not None and where + 1 < len(lines) else "the test skipped itself"
+
+
+def test_the_benchmark_of_the_software_nvme_controller(tmp_path: Path):
+    program = BUILD / "cpp" / "tests" / "tardis_nvme_bench"
+    if not program.exists() and os.environ.get("CI") != "true":
+        pytest.skip(f"{program} is not built; `make test` builds it")
+    result = tmp_path / "result.json"
+    command = [sys.executable, REPOSITORY / "bench" / "nvme.py", "--quick", "--mib", "16", "--folder", tmp_path]
+    done = subprocess.run(
+        [*command, "--program", program, "--json", result], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(result.read_text())
+    assert report["wrong_bytes"] == 0
+    # Whatever else the machine does: each of them moved, and what has a peer was set beside it.
+    assert all(row["value"] > 0 for row in report["rows"])
+    stores = [row for row in report["rows"] if row["system"] == "store on soft NVMe"]
+    assert len(stores) == 9 and all(row["ratio"] for row in stores)
+    assert len([row for row in report["rows"] if row["system"] == "soft NVMe on a file"]) == 8
+    assert not list(tmp_path.glob("nvme-bench.*"))
 
 
 def _configure(build: Path, *definitions: str, **environment: str) -> str:

@@ -10,7 +10,7 @@ namespace tardis::nvme {
 
 Status MediumRunner::start(std::size_t threads) {
   for (std::size_t i = 0; i < threads; ++i) {
-    Result<std::thread> thread = start_thread([this] { work(); }, {});
+    Result<std::thread> thread = start_thread("tardis-medium", [this] { work(); }, {});
     if (!thread) return thread.error();
     threads_.push_back(std::move(*thread));
   }

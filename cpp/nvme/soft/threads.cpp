@@ -12,7 +12,7 @@
 
 namespace tardis::nvme {
 
-Result<std::thread> start_thread(std::function<void()> body, const std::vector<int>& cpus) {
+Result<std::thread> start_thread(const char* name, std::function<void()> body, const std::vector<int>& cpus) {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -30,6 +30,7 @@ Result<std::thread> start_thread(std::function<void()> body, const std::vector<i
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failure != 0) return errno_error(failure, "starting a thread of the software NVMe controller");
+  (void)pthread_setname_np(thread.native_handle(), name);
   if (!cpus.empty()) {
     cpu_set_t set;
     CPU_ZERO(&set);
