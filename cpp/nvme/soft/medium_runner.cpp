@@ -2,11 +2,28 @@
 #include "nvme/soft/medium_runner.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "nvme/soft/threads.h"
 
 namespace tardis::nvme {
+namespace {
+
+enum class Use : std::uint8_t { kRead, kWrite, kFlush };
+
+Use use_of(const MediumRequest& request) {
+  switch (request.op) {
+    case MediumRequest::Op::kRead:
+      return Use::kRead;
+    case MediumRequest::Op::kFlush:
+      return Use::kFlush;
+    default:
+      return Use::kWrite;
+  }
+}
+
+}  // namespace
 
 Status MediumRunner::start(std::size_t threads) {
   for (std::size_t i = 0; i < threads; ++i) {
@@ -38,13 +55,14 @@ void MediumRunner::work() {
   std::vector<MediumRequest> batch;
   std::unique_lock lock(mutex_);
   while (true) {
-    ++free_threads_;
     work_ready_.wait(lock, [&] { return stop_ || !queue_.empty(); });
     if (queue_.empty()) return;  // what was submitted is done before the end
-    // All that are free take a share: a thread comes back for more only when the last request of its own has finished.
-    const std::size_t share = (queue_.size() + free_threads_ - 1) / free_threads_;
-    --free_threads_;
-    const auto n = static_cast<std::ptrdiff_t>(std::min(batch_, share));
+    // All that is alike, for the medium has many in flight at a time, and the drive gets them at once. What is not
+    // alike would wait for all of it (a flush), or be taken for it (a device lets writes wait for reads).
+    const Use use = use_of(queue_.front());
+    std::ptrdiff_t n = 1;
+    const auto most = static_cast<std::ptrdiff_t>(std::min(batch_, queue_.size()));
+    while (n < most && use_of(queue_[static_cast<std::size_t>(n)]) == use) ++n;
     batch.assign(queue_.begin(), queue_.begin() + n);
     queue_.erase(queue_.begin(), queue_.begin() + n);
     const bool more = !queue_.empty();

@@ -37,7 +37,6 @@ class MediumRunner {
   std::mutex mutex_;
   std::condition_variable work_ready_;
   std::deque<MediumRequest> queue_;
-  std::size_t free_threads_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };
