@@ -4,9 +4,9 @@
 //   tardis_nvme_bench case=file folder=DIR [op=read|write] [block_kib=128] [depth=64] [size_mib=1024]
 //   tardis_nvme_bench case=store folder=DIR [device=nvme|io_uring] [page_kib=128] [size_mib=1024] [batch=128]
 //                     [callers=1] [repeat=1]
-// and for all but the store on io_uring [threads=1] [medium_threads=8] [medium_batch=64], with folder=
-// [engine=auto|io_uring|sync] and [registered=1]. Prints a JSON object a line. What was read is compared with what was
-// written; the exit status is 1 if a byte is wrong or anything failed.
+// and for all but the store on io_uring [threads=1] [spin_us=50] [medium_threads=8]
+// [medium_batch=64], with folder= [engine=auto|io_uring|sync] and [registered=1]. Prints a JSON object a line. What was
+// read is compared with what was written; the exit status is 1 if a byte is wrong or anything failed.
 //
 // commands: reads of one block at random places of a namespace in memory, through one queue pair.
 // file: every block of DIR/tardis-nvme-bench.data once, in order, through driver, controller and FileMedium.
@@ -102,12 +102,12 @@ class Arguments {
   }
 
  private:
-  std::map<std::string, std::string> values_{{"case", ""},        {"folder", ""},          {"block", "4096"},
-                                             {"depth", ""},       {"seconds", "2"},        {"op", "read"},
-                                             {"device", "nvme"},  {"threads", "1"},        {"block_kib", "128"},
-                                             {"page_kib", "128"}, {"medium_threads", "8"}, {"size_mib", "1024"},
-                                             {"batch", "128"},    {"repeat", "1"},         {"medium_batch", "64"},
-                                             {"callers", "1"},    {"registered", "1"},     {"engine", "auto"}};
+  std::map<std::string, std::string> values_{
+      {"case", ""},         {"folder", ""},      {"block", "4096"},       {"depth", ""},
+      {"seconds", "2"},     {"op", "read"},      {"device", "nvme"},      {"threads", "1"},
+      {"block_kib", "128"}, {"page_kib", "128"}, {"medium_threads", "8"}, {"size_mib", "1024"},
+      {"batch", "128"},     {"repeat", "1"},     {"medium_batch", "64"},  {"callers", "1"},
+      {"registered", "1"},  {"spin_us", "50"},   {"engine", "auto"}};
 };
 
 double process_cpu_seconds() {
@@ -142,6 +142,7 @@ class Drive {
     soft.threads = static_cast<std::uint32_t>(arguments.number("threads", 1, 256));
     soft.medium_threads = static_cast<std::uint32_t>(arguments.number("medium_threads", 1, 256));
     soft.medium_batch = static_cast<std::uint32_t>(arguments.number("medium_batch"));
+    soft.spin = std::chrono::microseconds(arguments.number("spin_us", 0));
     controller_ = need(SoftController::create(std::move(soft), space_));
     DriverOptions options;
     options.queue_entries = depth + 1;  // one less can be used
