@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the threads that wait for a drive share out requests.
+// How the threads that wait for a drive share out requests, and what a medium is told of memory.
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "block_support.h"
+#include "nvme/soft/file_medium.h"
 #include "nvme/soft/medium_runner.h"
 #include "nvme_soft_client.h"
 
 namespace tardis::nvme::testing {
 namespace {
 
+using tardis::testing::TempFolder;
 using Op = MediumRequest::Op;
 
 // Tells of each batch as it comes, "read x 2", and keeps it until it is let go.
@@ -94,6 +98,43 @@ TEST(NvmeSoftRunner, NoBatchIsLargerThanAsked) {
   medium.let_go(2);
   EXPECT_EQ(medium.wait_for(3), Batches({"rrrr", "rrrr", "r"}));
   medium.let_go(3);
+}
+
+// As the kernel takes them, so that it need not look up their pages for each request; what a driver or a store has
+// registered, and its bounce buffers, are such ranges.
+TEST(NvmeSoftRunner, LargeRangesAreRegisteredWithTheDeviceBelow) {
+  const TempFolder folder;
+  auto device = open_block_device(folder.path(), {}, -1);
+  ASSERT_TRUE(device);
+  if ((*device)->report().engine != "io_uring") GTEST_SKIP() << "no io_uring here";
+  const auto file = (*device)->open_file(folder.file("data"), true, true);
+  ASSERT_TRUE(file);
+  ASSERT_TRUE((*device)->preallocate(*file, 1 << 20));
+  auto medium = FileMedium::create(**device, {{*file, 1 << 20}});
+  ASSERT_TRUE(medium);
+  const auto told = [&] {
+    const BlockDeviceCounters counters = (*device)->counters();
+    return counters.registered_bytes + counters.not_registered_bytes;
+  };
+  DmaSpace space(translated());
+  constexpr std::size_t kLarge = 2 << 20;
+  auto before = std::make_unique<SharedMemory>(space, kLarge);
+  SharedMemory small(space, 64 << 10);
+  {
+    SoftControllerOptions options;
+    options.namespaces.push_back({std::shared_ptr<Medium>(std::move(*medium)), 12, 0, 0});
+    const auto controller = SoftController::create(options, space);
+    ASSERT_TRUE(controller);
+    EXPECT_EQ(told(), kLarge);
+    auto later = std::make_unique<SharedMemory>(space, kLarge);
+    EXPECT_EQ(told(), 2 * kLarge);
+    before.reset();
+    EXPECT_EQ(told(), kLarge);
+    before = std::make_unique<SharedMemory>(space, kLarge);
+    later.reset();
+    EXPECT_EQ(told(), kLarge);
+  }
+  EXPECT_EQ(told(), 0u);
 }
 
 }  // namespace

@@ -27,7 +27,16 @@ SoftController::Core::Core(SoftControllerOptions options, DmaSpace& space)
 SoftController::Core::~Core() {
   for (auto& worker : workers_) worker->stop();
   runners_.clear();  // waits for drives
+  space_.remove_listener(*this);
   for (auto& worker : workers_) worker->give_memory_back();
+}
+
+void SoftController::Core::mapped(void* memory, std::size_t bytes) {
+  for (Medium* medium : waiting_media_) medium->memory_mapped(memory, bytes);
+}
+
+void SoftController::Core::unmapped(void* memory) {
+  for (Medium* medium : waiting_media_) medium->memory_unmapped(memory);
 }
 
 Status SoftController::Core::start() {
@@ -66,6 +75,7 @@ Status SoftController::Core::start() {
               }));
           if (const Status started = runners_.back()->start(options_.medium_threads); !started) return started;
           state.runner = runners_.back().get();
+          waiting_media_.push_back(space.medium.get());
         } else {
           state.runner = shared->get();
         }
@@ -84,6 +94,7 @@ Status SoftController::Core::start() {
   for (auto& worker : workers_) {
     if (const Status started = worker->start(options_.cpus); !started) return started;
   }
+  space_.add_listener(*this);
   return {};
 }
 

@@ -23,10 +23,10 @@ namespace tardis::nvme {
 inline constexpr std::uint32_t kSoftVersion = 0x00020000;  // VS: 2.0
 
 // Order of locks: the turn of worker 0 (admin and registers), its reader, then the turns and readers of the others.
-class SoftController::Core {
+class SoftController::Core : private DmaSpace::Listener {
  public:
   Core(SoftControllerOptions options, DmaSpace& space);
-  ~Core();
+  ~Core() override;
   Status start();
 
   const SoftControllerOptions& options() const { return options_; }
@@ -87,6 +87,8 @@ class SoftController::Core {
  private:
   enum class State : std::uint8_t { kDisabled, kEnabling, kReady, kResetting };
 
+  void mapped(void* memory, std::size_t bytes) override;
+  void unmapped(void* memory) override;
   void power_on();
   void enable(std::uint32_t cc);
   std::string admin_queue_problem(std::uint32_t cc);
@@ -102,6 +104,7 @@ class SoftController::Core {
   AlignedBuffer own_registers_;
   std::unique_ptr<SoftRegisters> registers_;
   std::vector<std::unique_ptr<MediumRunner>> runners_;
+  std::vector<Medium*> waiting_media_;  // of the runners
   std::vector<std::unique_ptr<SoftWorker>> workers_;
   IoRules rules_;
   bool has_cache_ = false;

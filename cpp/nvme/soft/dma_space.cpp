@@ -47,7 +47,7 @@ Result<std::uint64_t> DmaSpace::map(void* memory, std::size_t bytes, MemoryMover
     return Error{Code::kInvalidArgument,
                  "map: expected a range of memory, found " + hex(pointer) + " and " + std::to_string(bytes) + " bytes"};
   }
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   for (const auto& range : ranges_) {
     const std::uint64_t begin = pointer_value(range->memory);
     if (pointer < begin + range->bytes && begin < pointer + bytes) {
@@ -67,6 +67,11 @@ Result<std::uint64_t> DmaSpace::map(void* memory, std::size_t bytes, MemoryMover
   std::erase_if(unmapped_, [&](const auto& old) { return old.first < address + bytes && address < old.second; });
   generation_.fetch_add(1, std::memory_order_release);
   unlock_readers();
+  lock.unlock();
+  if (mover == nullptr) {
+    const std::lock_guard telling(listeners_mutex_);
+    for (Listener* listener : listeners_) listener->mapped(memory, bytes);
+  }
   return address;
 }
 
@@ -90,7 +95,32 @@ Status DmaSpace::unmap(void* memory) {
   // Acquire: what a drive's transfer did to the memory is seen by the caller. The wait ends with those transfers, each
   // of which has its end in the medium below.
   while (gone->pins.load(std::memory_order_acquire) != 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  if (gone->mover == nullptr) {
+    const std::lock_guard telling(listeners_mutex_);
+    for (Listener* listener : listeners_) listener->unmapped(memory);
+  }
   return {};
+}
+
+std::vector<std::pair<void*, std::size_t>> DmaSpace::host_ranges() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<void*, std::size_t>> found;
+  for (const auto& range : ranges_) {
+    if (range->mover == nullptr) found.emplace_back(range->memory, range->bytes);
+  }
+  return found;
+}
+
+void DmaSpace::add_listener(Listener& listener) {
+  const std::lock_guard telling(listeners_mutex_);
+  listeners_.push_back(&listener);
+  for (const auto& [memory, bytes] : host_ranges()) listener.mapped(memory, bytes);
+}
+
+void DmaSpace::remove_listener(Listener& listener) {
+  const std::lock_guard telling(listeners_mutex_);
+  if (std::erase(listeners_, &listener) == 0) return;
+  for (const auto& [memory, bytes] : host_ranges()) listener.unmapped(memory);
 }
 
 std::size_t DmaSpace::mapped_ranges() const {

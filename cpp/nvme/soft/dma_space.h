@@ -56,6 +56,18 @@ class DmaSpace final : public DmaMapper {
   Status unmap(void* memory) override;
   std::size_t page_bytes() const override { return options_.page_bytes; }
 
+  // Told of host memory that is mapped, after it is, and that is not any more, before unmap() returns. One call at a
+  // time; it must not call back.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    virtual void mapped(void* memory, std::size_t bytes) = 0;
+    virtual void unmapped(void* memory) = 0;
+  };
+  // Also of what is mapped already, and of that again when it goes.
+  void add_listener(Listener& listener);
+  void remove_listener(Listener& listener);
+
   std::size_t mapped_ranges() const;
   std::size_t mapped_bytes() const;
 
@@ -91,9 +103,12 @@ class DmaSpace final : public DmaMapper {
   std::size_t range_above(std::uint64_t address) const;
   void lock_readers();
   void unlock_readers();
+  std::vector<std::pair<void*, std::size_t>> host_ranges() const;
 
   const DmaSpaceOptions options_;
-  // Order: mutex_ before the locks of readers.
+  // Order: listeners_mutex_, mutex_, the locks of readers.
+  std::mutex listeners_mutex_;
+  std::vector<Listener*> listeners_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Range>> ranges_;  // by address; changed only while all readers are locked out
   std::vector<std::pair<std::uint64_t, std::uint64_t>> unmapped_;  // [begin, end) of recent ones

@@ -14,6 +14,8 @@
 namespace tardis::nvme {
 namespace {
 
+constexpr std::size_t kLeastRegistered = 1u << 20;  // rings and lists are not worth it
+
 alignas(4096) constexpr std::array<std::byte, 64 << 10> kZeros{};
 
 void take_zeros(std::uint64_t bytes, std::vector<iovec>& out) {
@@ -59,6 +61,11 @@ FileMedium::FileMedium(BlockDevice& device, std::vector<Part> parts, std::uint32
     : device_(device), parts_(std::move(parts)), granularity_(granularity) {
   std::uint64_t end = 0;
   for (const Part& part : parts_) ends_.push_back(end += part.bytes);
+}
+
+void FileMedium::memory_mapped(void* base, std::size_t bytes) {
+  // Refused where another medium on this device told of it: then the device has it.
+  if (bytes >= kLeastRegistered) (void)device_.register_memory(base, bytes);
 }
 
 void FileMedium::split(const MediumRequest& request, std::size_t index, Batch& batch) const {

@@ -26,6 +26,8 @@ class FileMedium final : public Medium {
   std::uint32_t granularity() const override { return granularity_; }
   bool immediate() const override { return false; }
   bool needs_flush() const override { return true; }
+  void memory_mapped(void* base, std::size_t bytes) override;
+  void memory_unmapped(void* base) override { device_.unregister_memory(base); }
   void run(std::span<MediumRequest> requests, const Completion& on_complete) override;
 
  private:

@@ -41,6 +41,11 @@ class Medium {
   // How many of bytes() there can be at a time; reads of others fail with ENXIO.
   virtual std::uint64_t capacity() const { return bytes(); }
 
+  // Host memory that many requests may name, from now on until memory_unmapped(): only a hint.
+  virtual void memory_mapped(void* /*base*/, std::size_t /*bytes*/) {}
+  // No request names it; it may be freed next.
+  virtual void memory_unmapped(void* /*base*/) {}
+
   // Called once per finished request, one of those given to run(), from any thread. Must not wait or call run().
   using Completion = std::function<void(MediumRequest& request)>;
 
