@@ -11,12 +11,12 @@ latency    the same, one in flight: median and 99th percentile
 file       every block of one file in order through driver, controller and file medium, depth 64; a write ends with a
            flush. The limit is fio on the same file: io_uring, O_DIRECT, same blocks and depth, `--end_fsync=1`
 store      the store on a volume of a namespace on one file: pages into an empty store (fill), read back with digests
-           verified after the store was opened anew (get), and stored over old ones (set); a flush is inside fill and set. The limit is the same store
-           with its segments in files on io_uring, on the same file system
+           verified after the store was opened anew (get), and stored over old ones (set); a flush is inside fill and
+           set. The limit is the same store with its segments in files on io_uring, on the same file system
 
 Bytes that were read are compared with those written. Each row has the processor seconds for a GB, the controller's
 threads included; `target_ratio` is what is asked for, where something is. On tmpfs there is no O_DIRECT and no drive:
-fio gets --direct=0, and every row says so.
+fio gets --direct=0, and the file says so (`medium`).
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     if bench.fio is None:
         report.note(fio="not installed: files have no limit")
-    report.note(wrong_bytes=bench.wrong)
+    report.note(wrong_bytes=bench.wrong, load_after=os.getloadavg())
     print(f"{bench.wrong} wrong bytes read back")
     return 1 if bench.wrong else 0
 
