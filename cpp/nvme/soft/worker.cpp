@@ -45,7 +45,8 @@ SoftWorker::SoftWorker(SoftController::Core& core, std::size_t index)
     : core_(core), index_(index), reader_(core.space()) {}
 
 Status SoftWorker::start(const std::vector<int>& cpus) {
-  Result<std::thread> thread = start_thread("tardis-nvme", [this] { loop(); }, cpus);
+  Result<std::thread> thread = start_thread(
+      "tardis-nvme", [this] { loop(); }, cpus);
   if (!thread) return thread.error();
   thread_ = std::move(*thread);
   return {};
