@@ -246,9 +246,11 @@ TARDIS_XXH3_FUNCTION void scramble(Words& sums, const Words& key) {
   sums.second = (sums.second ^ sums.second >> 47 ^ key.second) * kPrime32_1;
 }
 
+TARDIS_XXH3_FUNCTION Words merge_key(int lane) {
+  return read_words(secret() + 11 + 16 * static_cast<std::size_t>(lane_pair(lane)));
+}
 // What lanes 0 .. 3 add up at the end, and what becomes of the total.
-TARDIS_XXH3_FUNCTION std::uint64_t merge_pair(int lane, const Words& sums) {
-  const Words key = read_words(secret() + 11 + 16 * static_cast<std::size_t>(lane_pair(lane)));
+TARDIS_XXH3_FUNCTION std::uint64_t merge_pair(const Words& sums, const Words& key) {
   return fold_product(sums.first ^ key.first, sums.second ^ key.second);
 }
 TARDIS_XXH3_FUNCTION std::uint64_t finish(std::uint64_t merged, std::size_t bytes) {

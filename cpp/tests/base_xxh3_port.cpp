@@ -59,7 +59,7 @@ struct EmulatedWarp {
     }
     add_shares(shares);
     std::uint64_t merged = 0;
-    for (int lane = 0; lane < 4; ++lane) merged += x::merge_pair(lane, sums[lane]);
+    for (int lane = 0; lane < 4; ++lane) merged += x::merge_pair(sums[lane], x::merge_key(lane));
     return x::finish(merged, bytes);
   }
 };

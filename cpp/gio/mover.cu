@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mover as a kernel of its own: every CTA walks through all pieces and carries its share of their chunks.
+#include "gio/mover.h"
+
+#include <cuda_runtime.h>
+
+#include "gio/mover.cuh"
+#include "gio/part_digests.cuh"
+
+namespace tardis::gio {
+namespace {
+
+constexpr int kStages = 13;
+constexpr int kStoring = 4;  // stages; the rest is loading, being digested, or free
+
+enum class Digests { kNo, kYes };
+
+template <Digests digests>
+struct Shape {
+  static constexpr int kDigestWarps = digests == Digests::kYes ? 8 : 0;
+  static constexpr int kThreads = (2 + kDigestWarps) * kWarpLanes;
+  using Ring = MoverRing<kStages, kDigestWarps>;
+  static_assert(sizeof(Ring) <= 227 * 1024, "shared memory of an SM");
+};
+
+enum Warp : int { kLoadWarp, kStoreWarp, kFirstDigestWarp };
+
+// Small enough that a piece of nothing costs no more than a look.
+__device__ __forceinline__ Part read_part(const Piece* pieces, std::uint32_t part, std::uint32_t parts,
+                                          std::uint32_t pieces_per_part) {
+  Part out = {};
+  if (part >= parts) return out;
+  const Piece* const first = pieces + std::uint64_t{part} * pieces_per_part;
+  for (std::uint32_t i = 0; i < kMaxSegments && i < pieces_per_part; ++i) {
+    const auto* words = reinterpret_cast<const unsigned long long*>(first + i);
+    out.pieces[i] = {__ldcg(words), __ldcg(words + 1), __ldcg(words + 2)};
+  }
+  return out;
+}
+
+__device__ __forceinline__ Piece shuffle(const Piece& piece, int lane) {
+  return {__shfl_sync(xxh3::kAllLanes, piece.source, lane), __shfl_sync(xxh3::kAllLanes, piece.destination, lane),
+          __shfl_sync(xxh3::kAllLanes, piece.bytes, lane)};
+}
+
+// The loading warp of a CTA: 32 parts at a time, one a lane, of which the next are read while these are loaded.
+template <class Ring>
+__device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t parts,
+                                  std::uint32_t pieces_per_part) {
+  Loader<Ring> loader(ring);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  std::uint64_t before = 0;  // chunks of the parts that were passed
+  std::uint64_t round = 0;
+  Part next = read_part(pieces, lane, parts, pieces_per_part);
+  for (std::uint64_t first = 0; first < parts; first += kWarpLanes) {
+    const Part mine = next;
+    const std::uint64_t ahead = first + kWarpLanes + lane;
+    next = read_part(pieces, ahead < parts ? static_cast<std::uint32_t>(ahead) : parts, parts, pieces_per_part);
+    const std::uint64_t chunks = mine.chunks();
+    std::uint64_t end = before + chunks;  // number of the first chunk behind this lane's part
+    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+      const std::uint64_t lower = __shfl_up_sync(xxh3::kAllLanes, end - before, distance);
+      if (lane >= distance) end += lower;
+    }
+    const std::uint64_t batch_end = __shfl_sync(xxh3::kAllLanes, end, kWarpLanes - 1);
+    for (;; ++round) {
+      const std::uint64_t number = owned_chunk(round, blockIdx.x, gridDim.x);
+      if (number >= batch_end) break;
+      const int owner = __popc(__ballot_sync(xxh3::kAllLanes, end <= number));
+      const std::uint64_t part_chunks = __shfl_sync(xxh3::kAllLanes, chunks, owner);
+      const std::uint64_t part_end = __shfl_sync(xxh3::kAllLanes, end, owner);
+      Part part = {};
+      part.pieces[0] = shuffle(mine.pieces[0], owner);
+      if (pieces_per_part > 1) part.pieces[1] = shuffle(mine.pieces[1], owner);
+      const std::uint64_t chunk = number - (part_end - part_chunks);
+      loader.load(chunk_of(part, chunk), static_cast<std::uint32_t>(first) + owner, static_cast<std::uint32_t>(chunk),
+                  static_cast<std::uint32_t>(part_chunks));
+    }
+    before = batch_end;
+  }
+  loader.finish();
+}
+
+template <Digests digests>
+__global__ void __launch_bounds__(Shape<digests>::kThreads, 1)
+    move_pieces(const tardis_gpu_move_args move, const tardis_gpu_digest_args digest_args) {
+  using Ring = typename Shape<digests>::Ring;
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  Ring& ring = *reinterpret_cast<Ring*>(shared_memory);
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  if (threadIdx.x == 0) ring.init();
+  __syncthreads();
+
+  if (warp == kLoadWarp) {
+    const std::uint32_t pieces_per_part = digests == Digests::kYes ? digest_args.pieces_per_part : 1;
+    const std::uint32_t told = __ldcg(move.piece_count);
+    const std::uint32_t pieces = told < move.max_pieces ? told : move.max_pieces;
+    load_owned_chunks(ring, move.pieces, pieces / pieces_per_part, pieces_per_part);
+  } else if (warp == kStoreWarp) {
+    NoReport report;
+    store_chunks<kStoring>(ring, report);
+  } else if constexpr (digests == Digests::kYes) {
+    const auto keys = xxh3::LaneKeys::of(static_cast<int>(threadIdx.x) % kWarpLanes);
+    PartDigests<Ring> sink{ring, digest_args, keys};
+    digest_chunks(ring, warp - kFirstDigestWarp, keys, sink);
+  }
+}
+
+template <Digests digests>
+cudaError_t prepare() {
+  return cudaFuncSetAttribute(move_pieces<digests>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              sizeof(typename Shape<digests>::Ring));
+}
+
+bool is_valid(const tardis_gpu_move_args* move) {
+  return move != nullptr && move->pieces != nullptr && move->piece_count != nullptr && move->ctas >= 1 &&
+         move->ctas <= TARDIS_GPU_MAX_MOVER_CTAS;
+}
+
+bool is_valid(const tardis_gpu_digest_args* digests) {
+  return digests != nullptr && (digests->pieces_per_part == 1 || digests->pieces_per_part == 2) &&
+         digests->chunks_per_part != 0 && digests->chunk_digests != nullptr && digests->arrived != nullptr &&
+         digests->status != nullptr && digests->errors != nullptr;
+}
+
+template <Digests digests>
+int enqueue(const tardis_gpu_move_args& move, const tardis_gpu_digest_args& digest_args, void* stream) {
+  if (const cudaError_t error = prepare<digests>(); error != cudaSuccess) return error;
+  using S = Shape<digests>;
+  move_pieces<digests><<<move.ctas, S::kThreads, sizeof(typename S::Ring), static_cast<cudaStream_t>(stream)>>>(
+      move, digest_args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace tardis::gio
+
+using namespace tardis::gio;
+
+extern "C" int tardis_gpu_mover_prepare(void) {
+  const cudaError_t error = prepare<Digests::kNo>();
+  return error != cudaSuccess ? error : prepare<Digests::kYes>();
+}
+
+extern "C" int tardis_gpu_move(const tardis_gpu_move_args* move, void* stream) {
+  return is_valid(move) ? enqueue<Digests::kNo>(*move, {}, stream) : cudaErrorInvalidValue;
+}
+
+extern "C" int tardis_gpu_move_digested(const tardis_gpu_move_args* move, const tardis_gpu_digest_args* digests,
+                                        void* stream) {
+  if (!is_valid(move) || !is_valid(digests)) return cudaErrorInvalidValue;
+  return enqueue<Digests::kYes>(*move, *digests, stream);
+}
