@@ -10,14 +10,14 @@
 namespace tardis::gio {
 namespace {
 
-constexpr int kStages = 13;
+constexpr int kStages = 12;
 constexpr int kStoring = 4;  // stages; the rest is loading, being digested, or free
 
 enum class Digests { kNo, kYes };
 
 template <Digests digests>
 struct Shape {
-  static constexpr int kDigestWarps = digests == Digests::kYes ? 8 : 0;
+  static constexpr int kDigestWarps = digests == Digests::kYes ? 4 : 0;
   static constexpr int kThreads = (2 + kDigestWarps) * kWarpLanes;
   using Ring = MoverRing<kStages, kDigestWarps>;
   static_assert(sizeof(Ring) <= 227 * 1024, "shared memory of an SM");
@@ -38,15 +38,20 @@ __device__ __forceinline__ Part read_part(const Piece* pieces, std::uint32_t par
   return out;
 }
 
-__device__ __forceinline__ Piece shuffle(const Piece& piece, int lane) {
-  return {__shfl_sync(xxh3::kAllLanes, piece.source, lane), __shfl_sync(xxh3::kAllLanes, piece.destination, lane),
-          __shfl_sync(xxh3::kAllLanes, piece.bytes, lane)};
+// The first lane whose value is greater, of values that do not fall from lane to lane; one is.
+__device__ __forceinline__ int first_greater(std::uint64_t of_lane, std::uint64_t value) {
+  int lane = 0;
+#pragma unroll
+  for (int step = kWarpLanes / 2; step > 0; step /= 2) {
+    if (__shfl_sync(xxh3::kAllLanes, of_lane, lane + step - 1) <= value) lane += step;
+  }
+  return lane;
 }
 
-// The loading warp of a CTA: 32 parts at a time, one a lane, of which the next are read while these are loaded.
+// The loading warp of a CTA. It takes 32 parts at a time, one a lane, reading the next while these are loaded, and then
+// 32 of its chunks of these at a time, one a lane again.
 template <class Ring>
-__device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t parts,
-                                  std::uint32_t pieces_per_part) {
+__device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t parts, std::uint32_t pieces_per_part) {
   Loader<Ring> loader(ring);
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   std::uint64_t before = 0;  // chunks of the parts that were passed
@@ -57,24 +62,27 @@ __device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t
     const std::uint64_t ahead = first + kWarpLanes + lane;
     next = read_part(pieces, ahead < parts ? static_cast<std::uint32_t>(ahead) : parts, parts, pieces_per_part);
     const std::uint64_t chunks = mine.chunks();
-    std::uint64_t end = before + chunks;  // number of the first chunk behind this lane's part
+    std::uint64_t end = chunks;  // with those of the lower lanes
     for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-      const std::uint64_t lower = __shfl_up_sync(xxh3::kAllLanes, end - before, distance);
+      const std::uint64_t lower = __shfl_up_sync(xxh3::kAllLanes, end, distance);
       if (lane >= distance) end += lower;
     }
+    end += before;  // now the number of the first chunk behind this lane's part
     const std::uint64_t batch_end = __shfl_sync(xxh3::kAllLanes, end, kWarpLanes - 1);
-    for (;; ++round) {
-      const std::uint64_t number = owned_chunk(round, blockIdx.x, gridDim.x);
-      if (number >= batch_end) break;
-      const int owner = __popc(__ballot_sync(xxh3::kAllLanes, end <= number));
+    for (;;) {
+      const std::uint64_t number = owned_chunk(round + lane, blockIdx.x, gridDim.x);
+      const int count = __popc(__ballot_sync(xxh3::kAllLanes, number < batch_end));  // those of the first lanes
+      if (count == 0) break;
+      const int owner = first_greater(end, number < batch_end ? number : batch_end - 1);
       const std::uint64_t part_chunks = __shfl_sync(xxh3::kAllLanes, chunks, owner);
       const std::uint64_t part_end = __shfl_sync(xxh3::kAllLanes, end, owner);
       Part part = {};
-      part.pieces[0] = shuffle(mine.pieces[0], owner);
-      if (pieces_per_part > 1) part.pieces[1] = shuffle(mine.pieces[1], owner);
+      part.pieces[0] = piece_of_lane(mine.pieces[0], owner);
+      if (pieces_per_part > 1) part.pieces[1] = piece_of_lane(mine.pieces[1], owner);
       const std::uint64_t chunk = number - (part_end - part_chunks);
-      loader.load(chunk_of(part, chunk), static_cast<std::uint32_t>(first) + owner, static_cast<std::uint32_t>(chunk),
-                  static_cast<std::uint32_t>(part_chunks));
+      loader.load_each(count, chunk_of(part, chunk), static_cast<std::uint32_t>(first) + owner,
+                       static_cast<std::uint32_t>(chunk), static_cast<std::uint32_t>(part_chunks));
+      round += count;
     }
     before = batch_end;
   }
@@ -100,7 +108,7 @@ __global__ void __launch_bounds__(Shape<digests>::kThreads, 1)
     NoReport report;
     store_chunks<kStoring>(ring, report);
   } else if constexpr (digests == Digests::kYes) {
-    const auto keys = xxh3::LaneKeys::of(static_cast<int>(threadIdx.x) % kWarpLanes);
+    const auto keys = xxh3::BlockKeys::of(static_cast<int>(threadIdx.x) % kWarpLanes);
     PartDigests<Ring> sink{ring, digest_args, keys};
     digest_chunks(ring, warp - kFirstDigestWarp, keys, sink);
   }
@@ -127,8 +135,8 @@ template <Digests digests>
 int enqueue(const tardis_gpu_move_args& move, const tardis_gpu_digest_args& digest_args, void* stream) {
   if (const cudaError_t error = prepare<digests>(); error != cudaSuccess) return error;
   using S = Shape<digests>;
-  move_pieces<digests><<<move.ctas, S::kThreads, sizeof(typename S::Ring), static_cast<cudaStream_t>(stream)>>>(
-      move, digest_args);
+  move_pieces<digests>
+      <<<move.ctas, S::kThreads, sizeof(typename S::Ring), static_cast<cudaStream_t>(stream)>>>(move, digest_args);
   return cudaGetLastError();
 }
 

@@ -25,7 +25,7 @@ enum class StageKind : std::uint32_t {
 };
 
 // What the storing and the digesting warps need to know of a stage. The last three fields are the caller's words.
-struct Stage {
+struct alignas(16) Stage {
   std::uint64_t destinations[kMaxSegments];
   std::uint32_t segment_bytes[kMaxSegments];
   StageKind kind;
@@ -40,7 +40,9 @@ struct MoverRing {
   static constexpr int kStages = kStages_;
   static constexpr int kDigestWarps = kDigestWarps_;
   static constexpr int kScratchWords = 32;
-  static_assert(kDigestWarps < kStages, "every digesting warp is sent an end of its own");
+  // A stage is always digested by the same warp, which so meets every phase of its barrier. One that met every second
+  // phase only could take a phase that is to come for the one before the last, since loads complete in any order.
+  static_assert(kDigestWarps == 0 || kStages % kDigestWarps == 0);
 
   alignas(128) unsigned char data[kStages][kChunkBytes];
   std::uint64_t filled[kStages];   // completes when a stage's bytes are there
@@ -98,8 +100,8 @@ __device__ __forceinline__ void copy_words(unsigned char* to, const unsigned cha
 // Any alignment.
 __device__ __noinline__ inline void copy_by_lanes(unsigned char* to, const unsigned char* from, std::uint32_t bytes,
                                                   int lane) {
-  const auto either = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) |
-                                                 reinterpret_cast<std::uintptr_t>(from));
+  const auto either =
+      static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from));
   std::uint32_t done = 0;
   if (either % 8 == 0) {
     copy_words<std::uint64_t>(to, from, bytes / 8, lane);
@@ -113,37 +115,52 @@ __device__ __noinline__ inline void copy_by_lanes(unsigned char* to, const unsig
 
 // --- the loading warp ------------------------------------------------------------------------------------------------
 
+__device__ __forceinline__ Piece piece_of_lane(const Piece& piece, int lane) {
+  return {__shfl_sync(xxh3::kAllLanes, piece.source, lane), __shfl_sync(xxh3::kAllLanes, piece.destination, lane),
+          __shfl_sync(xxh3::kAllLanes, piece.bytes, lane)};
+}
+
+__device__ __forceinline__ Chunk chunk_of_lane(const Chunk& chunk, int lane) {
+  return {{piece_of_lane(chunk.segments[0], lane), piece_of_lane(chunk.segments[1], lane)},
+          __shfl_sync(xxh3::kAllLanes, chunk.bytes, lane)};
+}
+
 template <class Ring>
 class Loader {
  public:
   __device__ explicit Loader(Ring& ring) : ring_(ring), lane_(static_cast<int>(threadIdx.x) % kWarpLanes) {}
 
   // Whether load() would find a free stage at once.
-  __device__ __forceinline__ bool has_room() const {
-    return barrier_test(&ring_.emptied[at_.stage], at_.parity ^ 1);
-  }
+  __device__ __forceinline__ bool has_room() const { return barrier_test(&ring_.emptied[at_.stage], at_.parity ^ 1); }
 
-  // Waits for a free stage and starts loading one chunk (not empty) into it. What was acquired of the source before
-  // (a completion of the command that wrote it) needs a fence_proxy_async() in lane 0 between that and this.
+  // Waits for a free stage and starts loading one chunk (not empty) into it; its words are handed on in Stage. What was
+  // acquired of the source before (a completion of the command that wrote it) needs a fence_proxy_async() in lane 0
+  // between that and this.
   __device__ __forceinline__ void load(const Chunk& chunk, std::uint32_t part, std::uint32_t number,
                                        std::uint32_t part_chunks) {
     if (chunk.is_aligned()) {
-      if (lane_ == 0) {
-        wait_for_room();
-        describe(chunk, StageKind::kBulk, part, number, part_chunks);
-        std::uint64_t* const filled = &ring_.filled[at_.stage];
-        unsigned char* const data = ring_.data[at_.stage];
-        barrier_arrive_expecting(filled, chunk.bytes);
-        bulk_load(data, chunk.segments[0].source, static_cast<std::uint32_t>(chunk.segments[0].bytes), filled);
-        if (chunk.segments[1].bytes != 0) {
-          bulk_load(data + chunk.segments[0].bytes, chunk.segments[1].source,
-                    static_cast<std::uint32_t>(chunk.segments[1].bytes), filled);
-        }
-      }
+      if (lane_ == 0) load_bulk(chunk, part, number, part_chunks);
     } else {
       load_bytewise(chunk, part, number, part_chunks);
     }
     at_.advance();
+  }
+
+  // The same for `count` chunks, the first of lane 0, the next of lane 1, and so on: with small chunks it is the start
+  // of a copy that costs, and each lane has prepared its own.
+  __device__ __forceinline__ void load_each(int count, const Chunk& mine, std::uint32_t part, std::uint32_t number,
+                                            std::uint32_t part_chunks) {
+    const unsigned aligned = __ballot_sync(xxh3::kAllLanes, mine.is_aligned());
+    for (int i = 0; i < count; ++i) {
+      if ((aligned >> i & 1) != 0) {
+        if (lane_ == i) load_bulk(mine, part, number, part_chunks);
+      } else {
+        load_bytewise(chunk_of_lane(mine, i), __shfl_sync(xxh3::kAllLanes, part, i),
+                      __shfl_sync(xxh3::kAllLanes, number, i), __shfl_sync(xxh3::kAllLanes, part_chunks, i));
+      }
+      at_.advance();
+    }
+    __syncwarp();
   }
 
   // Tells the other warps that nothing comes any more. Nothing may be loaded after it.
@@ -163,8 +180,8 @@ class Loader {
  private:
   __device__ __forceinline__ void wait_for_room() { barrier_wait(&ring_.emptied[at_.stage], at_.parity ^ 1); }
 
-  __device__ __forceinline__ void describe(const Chunk& chunk, StageKind kind, std::uint32_t part,
-                                           std::uint32_t number, std::uint32_t part_chunks) {
+  __device__ __forceinline__ void describe(const Chunk& chunk, StageKind kind, std::uint32_t part, std::uint32_t number,
+                                           std::uint32_t part_chunks) {
     ring_.stages[at_.stage] = {
         {chunk.segments[0].destination, chunk.segments[1].destination},
         {static_cast<std::uint32_t>(chunk.segments[0].bytes), static_cast<std::uint32_t>(chunk.segments[1].bytes)},
@@ -175,8 +192,23 @@ class Loader {
         part_chunks};
   }
 
+  // One lane.
+  __device__ __forceinline__ void load_bulk(const Chunk& chunk, std::uint32_t part, std::uint32_t number,
+                                            std::uint32_t part_chunks) {
+    wait_for_room();
+    describe(chunk, StageKind::kBulk, part, number, part_chunks);
+    std::uint64_t* const filled = &ring_.filled[at_.stage];
+    unsigned char* const data = ring_.data[at_.stage];
+    barrier_arrive_expecting(filled, chunk.bytes);
+    bulk_load(data, chunk.segments[0].source, static_cast<std::uint32_t>(chunk.segments[0].bytes), filled);
+    if (chunk.segments[1].bytes != 0) {
+      bulk_load(data + chunk.segments[0].bytes, chunk.segments[1].source,
+                static_cast<std::uint32_t>(chunk.segments[1].bytes), filled);
+    }
+  }
+
   __device__ __forceinline__ void load_bytewise(const Chunk& chunk, std::uint32_t part, std::uint32_t number,
-                                             std::uint32_t part_chunks) {
+                                                std::uint32_t part_chunks) {
     wait_for_room();
     unsigned char* data = ring_.data[at_.stage];
 #pragma unroll
@@ -206,9 +238,9 @@ struct NoReport {
   __device__ void landed(const Stage&) {}
 };
 
-// Stores chunks in the order they were loaded until the end comes. Report: if kWanted, landed(stage) is called by lane 0
-// once the bytes of a chunk are in their destination and visible to that thread (a __threadfence(), or _system() where
-// the destination is host memory, before a flag makes them so to others). kPending: stores in flight.
+// Stores chunks in the order they were loaded until the end comes. Report: if kWanted, landed(stage) is called by lane
+// 0 once the bytes of a chunk are in their destination and visible to that thread (a __threadfence(), or _system()
+// where the destination is host memory, before a flag makes them so to others). kPending: stores in flight.
 template <int kPending, class Ring, class Report>
 __device__ void store_chunks(Ring& ring, Report& report) {
   static_assert(kPending < Ring::kStages, "some stages must be loading");
@@ -284,8 +316,7 @@ struct SharedLoad {
 // Digests every kDigestWarps-th chunk, from the `warp`-th on, until the end comes. Sink: digested(stage, digest, warp)
 // is called by all lanes, the digest being that of the stage's bytes in all of them.
 template <class Ring, class Sink>
-__device__ void digest_chunks(Ring& ring, int warp, const xxh3::LaneKeys& keys, Sink& sink) {
-  constexpr int kBlocksInFlight = 5;  // 15 whole blocks in a chunk of 16 KiB
+__device__ void digest_chunks(Ring& ring, int warp, const xxh3::BlockKeys& keys, Sink& sink) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   RingPosition<Ring> at;
   for (at.advance(warp);; at.advance(Ring::kDigestWarps)) {
@@ -295,7 +326,7 @@ __device__ void digest_chunks(Ring& ring, int warp, const xxh3::LaneKeys& keys, 
     const unsigned char* data = ring.data[at.stage];
     std::uint64_t digest = 0;
     if (stage.bytes > xxh3::kShortBytes) {
-      digest = xxh3::digest_long<SharedLoad, kBlocksInFlight>(data, stage.bytes, lane, keys);
+      digest = xxh3::digest_by_blocks<SharedLoad>(data, stage.bytes, lane, keys);
     } else {
       if (lane == 0) digest = xxh3::digest_short(data, stage.bytes);
       digest = __shfl_sync(xxh3::kAllLanes, digest, 0);

@@ -52,8 +52,8 @@ enum tardis_gpu_part_status {
  * bytes: XXH3-64 of each 16 KiB (the last is shorter; one may span K and V), and of those digests as 8-byte integers
  * (docs/on-disk-format.md). A part of no bytes leaves its words below as they are. Device memory all of it. */
 struct tardis_gpu_digest_args {
-  uint32_t pieces_per_part; /* 1 or 2 */
-  uint32_t chunks_per_part; /* words from one part to the next in the [part][chunk] arrays */
+  uint32_t pieces_per_part;        /* 1 or 2 */
+  uint32_t chunks_per_part;        /* words from one part to the next in the [part][chunk] arrays */
   const uint64_t* expected_chunks; /* [part][chunk], or NULL */
   const uint64_t* expected_parts;  /* [part], or NULL */
   uint64_t* chunk_digests;         /* out, [part][chunk] */
@@ -77,25 +77,25 @@ enum tardis_gpu_direction {
  * K and V apart, a token's bytes ([head][dim]) after the other's; MLA has one buffer a layer. A page's tokens must be
  * contiguous there, and so must a part's in its object. */
 struct tardis_gpu_page_args {
-  const void* page_ids;        /* device: int32 or int64 */
-  const uint32_t* page_count;  /* one word, read by the device; more than max_pages counts as max_pages */
+  const void* page_ids;       /* device: int32 or int64 */
+  const uint32_t* page_count; /* one word, read by the device; more than max_pages counts as max_pages */
   uint32_t max_pages;
-  uint32_t id_bytes;           /* 4 or 8 */
-  uint32_t tokens_per_id;      /* page_tokens where ids number pages; 1 where they are a page's first token slot */
+  uint32_t id_bytes;      /* 4 or 8 */
+  uint32_t tokens_per_id; /* page_tokens where ids number pages; 1 where they are a page's first token slot */
   uint32_t page_tokens;
-  uint64_t pool_tokens;        /* a page that ends behind it is not touched and counts as an error */
-  uint64_t token_bytes;        /* of K or of V (MLA: of the latent) in one layer, without a gap to the next token */
+  uint64_t pool_tokens;         /* a page that ends behind it is not touched and counts as an error */
+  uint64_t token_bytes;         /* of K or of V (MLA: of the latent) in one layer, without a gap to the next token */
   const uint64_t* key_layers;   /* device: address of each layer's K buffer (MLA: of the one buffer) */
   const uint64_t* value_layers; /* device: of each layer's V buffer, or NULL (MLA) */
   uint32_t layer;
-  uint32_t direction;           /* enum tardis_gpu_direction */
-  const uint64_t* objects;      /* device: address of each page's object, or NULL: object_base + page * object_stride */
+  uint32_t direction;      /* enum tardis_gpu_direction */
+  const uint64_t* objects; /* device: address of each page's object, or NULL: object_base + page * object_stride */
   uint64_t object_base;
   uint64_t object_stride;
-  uint64_t part_offset;         /* of the layer in its object */
+  uint64_t part_offset;            /* of the layer in its object */
   struct tardis_gpu_piece* pieces; /* out: 2 a page (K, V), or 1 (MLA), in the order of page_ids */
   uint32_t* piece_count;           /* out */
-  uint32_t* errors;                /* one word, increased by one for each page outside of the pool; its pieces are empty */
+  uint32_t* errors; /* one word, increased by one for each page outside of the pool; its pieces are empty */
 };
 
 /* Enqueues the making of a layer's pieces; a move behind it in the stream (or graph) takes them. */

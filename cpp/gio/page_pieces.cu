@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(kThreads) page_pieces(const tardis_gpu_page_ar
                         static_cast<std::uint64_t>(id) <= (args.pool_tokens - args.page_tokens) / args.tokens_per_id;
     if (!inside) atomicAdd(args.errors, 1u);
     const std::uint64_t in_pool = inside ? static_cast<std::uint64_t>(id) * args.tokens_per_id * args.token_bytes : 0;
-    const std::uint64_t object = (args.objects != nullptr ? args.objects[page]
-                                                          : args.object_base + page * args.object_stride) +
-                                 args.part_offset;
+    const std::uint64_t object =
+        (args.objects != nullptr ? args.objects[page] : args.object_base + page * args.object_stride) +
+        args.part_offset;
 #pragma unroll
     for (std::uint32_t side = 0; side < kMaxSegments; ++side) {
       if (side == sides) break;

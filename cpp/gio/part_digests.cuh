@@ -14,7 +14,7 @@ template <class Ring>
 struct PartDigests {
   Ring& ring;
   const tardis_gpu_digest_args& out;
-  const xxh3::LaneKeys& keys;
+  const xxh3::BlockKeys& keys;
 
   __device__ void digested(const Stage& stage, std::uint64_t digest, int warp) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
@@ -36,7 +36,7 @@ struct PartDigests {
     last = __shfl_sync(xxh3::kAllLanes, last, 0);
     if (!last) return;
     __syncwarp();
-    finish_part(stage, digests, warp, lane);
+    finish_part(stage, digests, digest, warp, lane);
   }
 
  private:
@@ -49,32 +49,35 @@ struct PartDigests {
     static __device__ __forceinline__ xxh3::Words anywhere(const unsigned char* p) { return at(p); }
   };
 
-  __device__ void finish_part(const Stage& stage, const std::uint64_t* digests, int warp, int lane) {
+  __device__ void finish_part(const Stage& stage, const std::uint64_t* digests, std::uint64_t own, int warp, int lane) {
     const std::uint32_t count = stage.part_chunks;
+    const std::uint64_t expected_part = out.expected_parts != nullptr ? load(out.expected_parts + stage.part) : 0;
     bool equal = true;
     if (out.expected_chunks != nullptr) {
       const std::uint64_t* const expected = out.expected_chunks + std::uint64_t{stage.part} * out.chunks_per_part;
-      for (std::uint32_t i = lane; i < count; i += kWarpLanes) equal = equal && load(digests + i) == load(expected + i);
+      for (std::uint32_t i = lane; i < count; i += kWarpLanes)
+        equal = equal && (count == 1 ? own : load(digests + i)) == load(expected + i);
     }
     if (out.expected_parts != nullptr || out.part_digests != nullptr) {
-      const std::uint64_t digest = digest_of(digests, count, warp, lane);
+      const std::uint64_t digest = digest_of(digests, own, count, warp, lane);
       if (lane == 0) {
         if (out.part_digests != nullptr) out.part_digests[stage.part] = digest;
-        if (out.expected_parts != nullptr) equal = equal && digest == load(out.expected_parts + stage.part);
+        if (out.expected_parts != nullptr) equal = equal && digest == expected_part;
       }
     }
     equal = __all_sync(xxh3::kAllLanes, equal);
     if (lane == 0) settle(stage.part, equal ? TARDIS_GPU_PART_GOOD : TARDIS_GPU_PART_MISMATCH);
   }
 
-  __device__ std::uint64_t digest_of(const std::uint64_t* digests, std::uint32_t count, int warp, int lane) {
+  __device__ std::uint64_t digest_of(const std::uint64_t* digests, std::uint64_t own, std::uint32_t count, int warp,
+                                     int lane) {
     const std::size_t bytes = count * sizeof(std::uint64_t);
     if (bytes > xxh3::kShortBytes) {
-      return xxh3::digest_long<DigestLoad, 1>(reinterpret_cast<const unsigned char*>(digests), bytes, lane, keys);
+      return xxh3::digest_by_blocks<DigestLoad>(reinterpret_cast<const unsigned char*>(digests), bytes, lane, keys);
     }
     static_assert(xxh3::kShortBytes / sizeof(std::uint64_t) <= Ring::kScratchWords);
     std::uint64_t* const scratch = ring.scratch[warp];
-    if (static_cast<std::uint32_t>(lane) < count) scratch[lane] = load(digests + lane);
+    if (static_cast<std::uint32_t>(lane) < count) scratch[lane] = count == 1 ? own : load(digests + lane);
     __syncwarp();
     std::uint64_t digest = 0;
     if (lane == 0) digest = xxh3::digest_short(reinterpret_cast<const unsigned char*>(scratch), bytes);

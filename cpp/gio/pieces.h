@@ -69,7 +69,12 @@ TARDIS_GIO_FUNCTION Chunk chunk_of(const Part& part, std::uint64_t number) {
 // The chunks of a call are numbered through, and each round of `ctas` of them gives one to each CTA. The order turns
 // by one every round, so that a pattern in the sizes (large, small, large, small) does not give one CTA all large ones.
 TARDIS_GIO_FUNCTION std::uint64_t owned_chunk(std::uint64_t round, std::uint32_t cta, std::uint32_t ctas) {
-  return round * ctas + (cta + ctas - static_cast<std::uint32_t>(round % ctas)) % ctas;
+  const std::uint32_t turn = ctas == 1   ? 0
+                             : ctas == 2 ? round % 2
+                             : ctas == 3 ? round % 3
+                             : ctas == 4 ? round % 4
+                                         : round % ctas;  // a division by a constant, where it can be
+  return round * ctas + (cta >= turn ? cta - turn : cta + ctas - turn);
 }
 
 }  // namespace tardis::gio

@@ -232,6 +232,22 @@ TARDIS_XXH3_FUNCTION Words last_stripe_key(int lane) {
   return read_words(secret() + kSecretBytes - kStripeBytes - 7 + 16 * static_cast<std::size_t>(lane_pair(lane)));
 }
 
+// The other arrangement, for input that many lanes can read at once at little cost (shared memory): each lane adds up
+// a pair of words of one block alone, eight blocks a warp, and only whole blocks change hands. In odd blocks
+// neighbouring stripes swap places, so that the lanes of two blocks read from different banks.
+constexpr int kBlocksAWarp = kLanes / 4;
+
+TARDIS_XXH3_FUNCTION int lane_block(int lane) { return lane / 4; }
+TARDIS_XXH3_FUNCTION std::size_t step_stripe(int lane, int step) {
+  return static_cast<std::size_t>(step ^ (lane_block(lane) & 1));
+}
+TARDIS_XXH3_FUNCTION std::size_t step_offset(int lane, int step) {  // in the lane's block
+  return step_stripe(lane, step) * kStripeBytes + 16 * static_cast<std::size_t>(lane_pair(lane));
+}
+TARDIS_XXH3_FUNCTION Words step_key(int lane, int step) {
+  return read_words(secret() + 8 * step_stripe(lane, step) + 16 * static_cast<std::size_t>(lane_pair(lane)));
+}
+
 TARDIS_XXH3_FUNCTION std::uint64_t product_of_halves(std::uint64_t value) {
   return (value & 0xFFFFFFFFu) * (value >> 32);
 }

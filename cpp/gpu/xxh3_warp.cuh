@@ -29,8 +29,9 @@ __device__ __forceinline__ void add_share(Words& sums, const Words& share) {
   sums.second += add_over_stripes(share.second);
 }
 
-// For more than 240 bytes. All 32 lanes must call it, with the same arguments. Load::at reads the 16 bytes at a multiple
-// of 16 from the start of the input, Load::anywhere at any address. kBlocksInFlight blocks (1 KiB each) are loaded ahead.
+// For more than 240 bytes. All 32 lanes must call it, with the same arguments. Load::at reads the 16 bytes at a
+// multiple of 16 from the start of the input, Load::anywhere at any address. kBlocksInFlight blocks (1 KiB each) are
+// loaded ahead.
 template <class Load, int kBlocksInFlight>
 __device__ __forceinline__ std::uint64_t digest_long(const unsigned char* input, std::size_t bytes, int lane,
                                                      const LaneKeys& keys) {
@@ -79,6 +80,66 @@ __device__ __forceinline__ std::uint64_t digest_long(const unsigned char* input,
     accumulate(share, bytes % 16 == 0 ? Load::at(last) : Load::anywhere(last), keys.last);
   }
   add_share(sums, share);
+
+  std::uint64_t merged = merge_pair(sums, keys.merge);
+  merged += __shfl_xor_sync(kAllLanes, merged, 1);
+  merged += __shfl_xor_sync(kAllLanes, merged, 2);
+  return finish(merged, bytes);
+}
+
+// Of the arrangement by blocks.
+struct BlockKeys {
+  Words step[kStripesPerBlock], scramble, last, merge;
+
+  static __device__ __forceinline__ BlockKeys of(int lane) {
+    BlockKeys keys;
+#pragma unroll
+    for (int step = 0; step < static_cast<int>(kStripesPerBlock); ++step) keys.step[step] = step_key(lane, step);
+    keys.scramble = scramble_key(lane);
+    keys.last = last_stripe_key(lane);
+    keys.merge = merge_key(lane);
+    return keys;
+  }
+};
+
+// The same digest with every lane adding up a block: few shuffles and a short chain of dependent steps. Load as above.
+template <class Load>
+__device__ __forceinline__ std::uint64_t digest_by_blocks(const unsigned char* input, std::size_t bytes, int lane,
+                                                          const BlockKeys& keys) {
+  const LongShape shape = long_shape(bytes);
+  Words sums = initial_sums(lane);  // the same in all lanes of a pair
+  for (std::size_t first = 0; first <= shape.full_blocks; first += kBlocksAWarp) {
+    const std::size_t mine = first + lane_block(lane);
+    const unsigned char* const block = input + mine * kBlockBytes;
+    Words share;
+    if (first + kBlocksAWarp <= shape.full_blocks) {
+#pragma unroll
+      for (int step = 0; step < static_cast<int>(kStripesPerBlock); ++step) {
+        accumulate(share, Load::at(block + step_offset(lane, step)), keys.step[step]);
+      }
+    } else {
+      const std::size_t stripes =
+          mine < shape.full_blocks ? kStripesPerBlock : (mine == shape.full_blocks ? shape.tail_stripes : 0);
+#pragma unroll
+      for (int step = 0; step < static_cast<int>(kStripesPerBlock); ++step) {
+        if (step_stripe(lane, step) < stripes) {
+          accumulate(share, Load::at(block + step_offset(lane, step)), keys.step[step]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBlocksAWarp; ++i) {
+      const int from = 4 * i + lane_pair(lane);
+      const std::uint64_t words[2] = {__shfl_sync(kAllLanes, share.first, from),
+                                      __shfl_sync(kAllLanes, share.second, from)};
+      if (first + i > shape.full_blocks) break;
+      sums.first += words[0];
+      sums.second += words[1];
+      if (first + i < shape.full_blocks) scramble(sums, keys.scramble);
+    }
+  }
+  const unsigned char* const last = input + bytes - kStripeBytes + 16 * static_cast<std::size_t>(lane_pair(lane));
+  accumulate(sums, bytes % 16 == 0 ? Load::at(last) : Load::anywhere(last), keys.last);
 
   std::uint64_t merged = merge_pair(sums, keys.merge);
   merged += __shfl_xor_sync(kAllLanes, merged, 1);

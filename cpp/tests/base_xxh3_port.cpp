@@ -64,8 +64,47 @@ struct EmulatedWarp {
   }
 };
 
+// The arrangement by blocks (digest_by_blocks of gpu/xxh3_warp.cuh) in the same way.
+std::uint64_t digest_by_blocks(const unsigned char* input, std::size_t bytes) {
+  const x::LongShape shape = x::long_shape(bytes);
+  x::Words sums[4];
+  for (int pair = 0; pair < 4; ++pair) sums[pair] = x::initial_sums(pair);
+  for (std::size_t first = 0; first <= shape.full_blocks; first += x::kBlocksAWarp) {
+    x::Words shares[x::kLanes];
+    for (int lane = 0; lane < x::kLanes; ++lane) {
+      const std::size_t mine = first + x::lane_block(lane);
+      const std::size_t stripes =
+          mine < shape.full_blocks ? x::kStripesPerBlock : (mine == shape.full_blocks ? shape.tail_stripes : 0);
+      for (int step = 0; step < static_cast<int>(x::kStripesPerBlock); ++step) {
+        if (x::step_stripe(lane, step) >= stripes) continue;
+        const auto words = x::read_words(input + mine * x::kBlockBytes + x::step_offset(lane, step));
+        x::accumulate(shares[lane], words, x::step_key(lane, step));
+      }
+    }
+    for (int lane = 0; lane < x::kLanes; ++lane) {  // in the order of their blocks
+      const std::size_t block = first + x::lane_block(lane);
+      if (block > shape.full_blocks) break;
+      x::Words& of_pair = sums[x::lane_pair(lane)];
+      of_pair.first += shares[lane].first;
+      of_pair.second += shares[lane].second;
+      if (block < shape.full_blocks) x::scramble(of_pair, x::scramble_key(lane));
+    }
+  }
+  std::uint64_t merged = 0;
+  for (int pair = 0; pair < 4; ++pair) {
+    const auto words = x::read_words(input + bytes - x::kStripeBytes + 16 * pair);
+    x::accumulate(sums[pair], words, x::last_stripe_key(pair));
+    merged += x::merge_pair(sums[pair], x::merge_key(pair));
+  }
+  return x::finish(merged, bytes);
+}
+
+// By both arrangements, which must agree.
 std::uint64_t port_digest(const unsigned char* input, std::size_t bytes) {
-  return bytes <= x::kShortBytes ? x::digest_short(input, bytes) : EmulatedWarp().digest(input, bytes);
+  if (bytes <= x::kShortBytes) return x::digest_short(input, bytes);
+  const std::uint64_t digest = EmulatedWarp().digest(input, bytes);
+  EXPECT_EQ(digest_by_blocks(input, bytes), digest) << bytes << " bytes";
+  return digest;
 }
 
 std::vector<unsigned char> random_bytes(std::size_t bytes, std::uint64_t seed) {

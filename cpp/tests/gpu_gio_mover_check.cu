@@ -3,6 +3,7 @@
 // destinations is random beforehand and compared afterwards, those between and around the pieces too.
 // Exit status 0: right; 1: not, or a CUDA error; 77: no GPU here. --small: less of everything, for compute-sanitizer.
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -108,8 +109,8 @@ int move_and_compare(Field& field, const std::vector<Piece>& list, std::uint32_t
 }
 
 void check_sizes(Direction direction, bool small, std::mt19937_64& random) {
-  std::vector<std::size_t> sizes = {0,     1,     15,    16,     17,     31,     32,     33,    4095,     4096,     4097,
-                                    16368, 16383, 16384, 16385,  16400,  32767,  32768,  32769, 49152 + 1};
+  std::vector<std::size_t> sizes = {0,    1,     15,    16,    17,    31,    32,    33,    4095,  4096,
+                                    4097, 16368, 16383, 16384, 16385, 16400, 32767, 32768, 32769, 49152 + 1};
   for (int i = 0; i < (small ? 20 : 2000); ++i) sizes.push_back(random() % (i % 2 == 0 ? 300 : 70000));
   for (const std::size_t align : {16, 1, 4, 8}) {
     Field field(direction, small ? 4 << 20 : 128 << 20, random);
@@ -170,7 +171,7 @@ struct PartShape {
 
 // Device words of one digested move.
 struct DigestWords {
-  std::uint32_t parts, chunks;  // chunks a part
+  std::uint32_t parts, chunks;                             // chunks a part
   std::vector<std::uint64_t> chunk_digests, part_digests;  // as the library has them
   Memory expected_chunks, expected_parts, chunk_words, part_words, arrived, status, errors;
 
@@ -287,6 +288,37 @@ void check_digests(Direction direction, const PartShape& shape, std::size_t alig
        wrong);
 }
 
+// Many calls over pages from all over a large pool, whose loads complete in any order: a digest that is made of a stage
+// before its bytes are there, or after the next ones, shows here.
+void check_digests_for_long(Direction direction, std::size_t part_bytes, int calls, std::mt19937_64& random) {
+  constexpr std::uint32_t kParts = 1024;
+  Field field(direction, 256 << 20, random);
+  DigestWords words(kParts, static_cast<std::uint32_t>((part_bytes + kChunkBytes - 1) / kChunkBytes));
+  std::vector<std::size_t> places(field.expected.size() / part_bytes);
+  std::iota(places.begin(), places.end(), 0);
+  std::vector<std::size_t> targets = places;
+  std::shuffle(places.begin(), places.end(), random);
+  std::shuffle(targets.begin(), targets.end(), random);
+  std::vector<Piece> list;
+  for (std::uint32_t part = 0; part < kParts; ++part) {
+    const std::size_t from = places[part] * part_bytes;
+    list.push_back(field.piece(from, targets[part] * part_bytes, part_bytes));
+    words.learn(part, {field.source_bytes.begin() + from, field.source_bytes.begin() + from + part_bytes});
+  }
+  words.expect();
+  words.poison();
+  const PieceList pieces(list, Where::kDevice);
+  for (int call = 0; call < calls; ++call) {
+    const auto move = pieces.args(1 + call % TARDIS_GPU_MAX_MOVER_CTAS);
+    const auto digests = words.args(1, call % 2 == 0, call % 3 == 0);
+    check(tardis_gpu_move_digested(&move, &digests, nullptr), "tardis_gpu_move_digested");
+  }
+  check(cudaDeviceSynchronize(), "the digesting mover");
+  const int wrong = field.compare() + words.compare_status(std::vector<bool>(kParts));
+  tell(name_of(direction) + ", " + std::to_string(calls) + " calls, digests of parts of " + std::to_string(part_bytes),
+       wrong);
+}
+
 // A bit of the data flips on its way: the part's flag, and no other's.
 void check_flips(std::mt19937_64& random) {
   constexpr std::size_t kSide = 40 << 10;
@@ -373,13 +405,17 @@ int main(int argc, char** argv) {
     const std::uint32_t few = small ? 3 : 150;
     for (const PartShape& shape :
          {PartShape{16 << 10, 16 << 10, few}, PartShape{2 << 10, 2 << 10, few}, PartShape{40 << 10, 40 << 10, few},
-          PartShape{128 << 10, 128 << 10, few}, PartShape{48, 64, few}, PartShape{73728, 0, few},
-          PartShape{16, 0, few}, PartShape{(16 << 10) - 16, 32, few}, PartShape{245760, 0, few},
-          PartShape{1 << 20, 1 << 20, few / 15 + 1}}) {
+          PartShape{128 << 10, 128 << 10, few}, PartShape{48, 64, few}, PartShape{73728, 0, few}, PartShape{16, 0, few},
+          PartShape{(16 << 10) - 16, 32, few}, PartShape{245760, 0, few}, PartShape{1 << 20, 1 << 20, few / 15 + 1}}) {
       check_digests(direction, shape, 16, random);
     }
     for (const PartShape& shape : {PartShape{12345, 777, few}, PartShape{1, 1, few}, PartShape{20000, 0, few}}) {
       for (const std::size_t align : {16, 1}) check_digests(direction, shape, align, random);
+    }
+  }
+  for (const Direction& direction : kDirections) {
+    for (const std::size_t bytes : {4 << 10, 16 << 10, 128 << 10}) {
+      if (!small) check_digests_for_long(direction, bytes, 1000, random);
     }
   }
   check_flips(random);

@@ -59,7 +59,8 @@ class Rig {
     pool_.write(expected_.data(), expected_.size());
     std::vector<std::uint64_t> bases;
     for (std::uint32_t side = 0; side < shape.sides; ++side) {
-      for (std::uint32_t layer = 0; layer < shape.layers; ++layer) bases.push_back(pool_.address() + at(layer, side, 0));
+      for (std::uint32_t layer = 0; layer < shape.layers; ++layer)
+        bases.push_back(pool_.address() + at(layer, side, 0));
     }
     layer_bases_.write(bases.data(), bases.size() * 8);
     arrived_.fill(0);
@@ -77,25 +78,26 @@ class Rig {
     check(cudaMemsetAsync(errors_.data(), 0, errors_.size(), stream_), "cudaMemsetAsync");
     check(cudaMemsetAsync(status_.data(), 0xEE, status_.size(), stream_), "cudaMemsetAsync");
     for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-      const tardis_gpu_page_args pages = {ids_.data(),
-                                          count_.data<std::uint32_t>(),
-                                          kMaxPages,
-                                          shape_.id_bytes,
-                                          shape_.tokens_per_id,
-                                          shape_.page_tokens,
-                                          std::uint64_t{kPoolPages} * shape_.page_tokens,
-                                          shape_.token_bytes,
-                                          layer_bases_.data<std::uint64_t>(),
-                                          shape_.sides == 2 ? layer_bases_.data<std::uint64_t>() + shape_.layers : nullptr,
-                                          layer,
-                                          static_cast<std::uint32_t>(direction),
-                                          addresses_.data<std::uint64_t>(),
-                                          0,
-                                          0,
-                                          layer * shape_.part_bytes(),
-                                          pieces_.data<Piece>(),
-                                          piece_count_.data<std::uint32_t>(),
-                                          outside_.data<std::uint32_t>()};
+      const tardis_gpu_page_args pages = {
+          ids_.data(),
+          count_.data<std::uint32_t>(),
+          kMaxPages,
+          shape_.id_bytes,
+          shape_.tokens_per_id,
+          shape_.page_tokens,
+          std::uint64_t{kPoolPages} * shape_.page_tokens,
+          shape_.token_bytes,
+          layer_bases_.data<std::uint64_t>(),
+          shape_.sides == 2 ? layer_bases_.data<std::uint64_t>() + shape_.layers : nullptr,
+          layer,
+          static_cast<std::uint32_t>(direction),
+          addresses_.data<std::uint64_t>(),
+          0,
+          0,
+          layer * shape_.part_bytes(),
+          pieces_.data<Piece>(),
+          piece_count_.data<std::uint32_t>(),
+          outside_.data<std::uint32_t>()};
       check(tardis_gpu_page_pieces(&pages, stream_), "tardis_gpu_page_pieces");
       const tardis_gpu_move_args move = {pieces_.data<Piece>(), piece_count_.data<std::uint32_t>(),
                                          kMaxPages * shape_.sides, 2};
@@ -278,9 +280,9 @@ int main(int argc, char** argv) {
   const int replays = small ? 20 : 1000;
   std::mt19937_64 random(fresh_seed());
   int wrong = 0;
-  for (const Shape& shape : {Shape{"K and V, page 4", 4, 4, 2, 2048, 8, 4}, Shape{"K and V, page 1", 3, 1, 2, 2048, 8, 1},
-                             Shape{"K and V, page 16, by token slot", 2, 16, 2, 1024, 4, 1},
-                             Shape{"MLA, page 32", 3, 32, 1, 1152, 4, 32}}) {
+  for (const Shape& shape :
+       {Shape{"K and V, page 4", 4, 4, 2, 2048, 8, 4}, Shape{"K and V, page 1", 3, 1, 2, 2048, 8, 1},
+        Shape{"K and V, page 16, by token slot", 2, 16, 2, 1024, 4, 1}, Shape{"MLA, page 32", 3, 32, 1, 1152, 4, 32}}) {
     Rig rig(shape, random);
     rig.capture(TARDIS_GPU_TO_POOL);
     int restored = 0, strayed = 0, stored = 0;

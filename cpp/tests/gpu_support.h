@@ -101,6 +101,7 @@ class Event {
   Event& operator=(const Event&) = delete;
   void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void wait() { check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  cudaEvent_t get() const { return event_; }
   double milliseconds_since(const Event& start) const {
     float elapsed = 0;
     check(cudaEventElapsedTime(&elapsed, start.event_, event_), "cudaEventElapsedTime");
