@@ -14,6 +14,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NVCC = os.environ.get("TARDIS_NVCC_PATH", "")
+# The first test compiles all GPU code.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 BULK_LOAD, BULK_STORE = "UBLKCP.S.G", "UBLKCP.G.S"
 
 
