@@ -15,6 +15,8 @@ copy engine      cudaMemcpyAsync of 32 MiB at a time: the link as busy, no SM ta
 Ways: in (pinned host to HBM), out, and inside (HBM to HBM: the SMs are taken and the link is idle). Beside: the
 movers' rate meanwhile, with their rate alone as the limit. A sample counts only if the movers were running from before
 the first product until after the last one. Weights are more than the L2 holds, and each product takes the next.
+The products of a sample are one CUDA graph; with --launch eager they are launched one by one, and each launch is fetched
+over the link that the movers fill.
 """
 
 from __future__ import annotations
@@ -180,25 +182,53 @@ class Product:
         self.b = [torch.randn(n, k, dtype=torch.bfloat16, device="cuda").t() for _ in range(weights)]
         self.out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
         self.times = 4
-        self.milliseconds(torch.cuda.current_stream())
-        per_product = self.milliseconds(torch.cuda.current_stream()) / 1e3
+        plain = torch.cuda.Stream()
+        self.milliseconds(plain)
+        per_product = self.milliseconds(plain) / 1e3
         self.times = max(4, int(PRODUCT_SECONDS / per_product))
 
-    def milliseconds(self, stream: Any) -> float:
+    def captured(self, stream: Any) -> Any:
+        """A graph of as many products as fill a sample."""
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self.enqueue()
+        return graph
+
+    def enqueue(self) -> None:
+        """As many products as fill a sample, one by one."""
+        import torch
+
+        for i in range(self.times):
+            torch.mm(self.a, self.b[i % len(self.b)], out=self.out)
+
+    def milliseconds(self, stream: Any, graph: Any = None) -> float:
         """Time of one product, as a mean over those of a sample; waits for them."""
         import torch
 
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(stream):
             start.record()
-            for i in range(self.times):
-                torch.mm(self.a, self.b[i % len(self.b)], out=self.out)
+            if graph is None:
+                self.enqueue()
+            else:
+                graph.replay()
             end.record()
         end.synchronize()
         return start.elapsed_time(end) / self.times
 
 
-def beside(movers: Movers, product: Product, setting: Setting, way: str, mover_stream: Any, stream: Any, calls: int):
+def beside(
+    movers: Movers,
+    product: Product,
+    setting: Setting,
+    way: str,
+    mover_stream: Any,
+    stream: Any,
+    graph: Any,
+    calls: int,
+) -> tuple[float, float] | None:
     """(time of a product beside movers in ms, the movers' GB/s); None if the movers ended too early."""
     import torch
 
@@ -210,14 +240,22 @@ def beside(movers: Movers, product: Product, setting: Setting, way: str, mover_s
     if not start.query():
         raise RuntimeError("expected movers to be running, found that they have not begun")
     with Told(setting.sms if setting.told else 0):
-        milliseconds = product.milliseconds(stream)
+        milliseconds = product.milliseconds(stream, graph)
     early = end.query() and setting.name != "nothing"
     end.synchronize()
     rate = calls * CALL_PAGES * PAGE / max(start.elapsed_time(end), 1e-3) / 1e6
     return None if early else (milliseconds, rate)
 
 
-def measure(movers: Movers, library: ctypes.CDLL, products: list[Product], setting: Setting, way: str, report: Report):
+def measure(
+    movers: Movers,
+    library: ctypes.CDLL,
+    products: list[Product],
+    setting: Setting,
+    way: str,
+    launch: str,
+    report: Report,
+) -> None:
     """All shapes in one setting."""
     import torch
 
@@ -242,24 +280,37 @@ def measure(movers: Movers, library: ctypes.CDLL, products: list[Product], setti
         slowdowns, rates = [], []
         for product in products:
             idle, loaded = [], []
+            plain_graph = graph = None
             with Told(setting.sms if setting.told else 0):
                 product.milliseconds(stream)
+                if launch == "graph":
+                    graph = product.captured(stream)
+            if launch == "graph":
+                plain_graph = product.captured(plain)
             while len(loaded) < SAMPLES:
-                idle.append(product.milliseconds(plain))
-                found = beside(movers, product, setting, way, mover_stream, stream, calls)
+                idle.append(product.milliseconds(plain, plain_graph))
+                found = beside(movers, product, setting, way, mover_stream, stream, graph, calls)
                 if found is None:
                     calls *= 2
                     continue
                 loaded.append(found[0])
                 rates.append(found[1])
             slowdowns.append((statistics.median(loaded) / statistics.median(idle) - 1) * 100)
-            case, ms = f"product beside movers {way}", round(statistics.median(idle), 4)
+            case, ms = f"product beside movers {way}, {launch}", round(statistics.median(idle), 4)
             report.add(case, setting.name, product.name, slowdowns[-1], "%", allowed=round(limit, 2), alone_ms=ms)
         mean = statistics.mean(slowdowns)
-        report.add(f"products beside movers {way}", setting.name, "mean", mean, "%", allowed=round(limit, 2), kind=kind)
+        report.add(
+            f"products beside movers {way}, {launch}",
+            setting.name,
+            "mean",
+            mean,
+            "%",
+            allowed=round(limit, 2),
+            kind=kind,
+        )
         if not nothing:
             rate = statistics.median(rates)
-            report.add(f"movers beside products {way}", setting.name, "all", rate, "GB/s", alone)
+            report.add(f"movers beside products {way}, {launch}", setting.name, "all", rate, "GB/s", alone)
     finally:
         torch.cuda.synchronize()
         checked(library.tardis_gpu_partition_destroy(partition))
@@ -286,6 +337,7 @@ def main() -> int:
     add_common_arguments(parser)
     build = pathlib.Path(os.environ.get("TARDIS_BUILD_DIR", "build/native"))
     parser.add_argument("--library", type=pathlib.Path, default=build / "libtardis_gpu.so", help="libtardis_gpu.so")
+    parser.add_argument("--launch", choices=("eager", "graph"), default="graph", help="of products (default graph)")
     parser.add_argument("--settings", nargs="+", metavar="NAME", help="only these")
     arguments = parser.parse_args()
     os.environ["CUDA_MODULE_LOADING"] = "EAGER"
@@ -303,7 +355,7 @@ def main() -> int:
         if arguments.settings and setting.name not in arguments.settings:
             continue
         for way in setting.ways:
-            measure(movers, library, products, setting, way, report)
+            measure(movers, library, products, setting, way, arguments.launch, report)
     return 0
 
 

@@ -143,7 +143,7 @@ class Loader {
     } else {
       load_bytewise(chunk, part, number, part_chunks);
     }
-    at_.advance();
+    advance();
   }
 
   // The same for `count` chunks, the first of lane 0, the next of lane 1, and so on: with small chunks it is the start
@@ -158,9 +158,8 @@ class Loader {
         load_bytewise(chunk_of_lane(mine, i), __shfl_sync(xxh3::kAllLanes, part, i),
                       __shfl_sync(xxh3::kAllLanes, number, i), __shfl_sync(xxh3::kAllLanes, part_chunks, i));
       }
-      at_.advance();
+      advance();
     }
-    __syncwarp();
   }
 
   // Tells the other warps that nothing comes any more. Nothing may be loaded after it.
@@ -172,12 +171,18 @@ class Loader {
         ring_.stages[at_.stage].kind = StageKind::kEnd;
         barrier_arrive(&ring_.filled[at_.stage]);
       }
-      at_.advance();
+      advance();
     }
-    __syncwarp();
   }
 
  private:
+  // Forbids that a lane comes to a stage again before the one that fills it now has waited for it: it would take the
+  // phase before the last for the one that is to come.
+  __device__ __forceinline__ void advance() {
+    __syncwarp();
+    at_.advance();
+  }
+
   __device__ __forceinline__ void wait_for_room() { barrier_wait(&ring_.emptied[at_.stage], at_.parity ^ 1); }
 
   __device__ __forceinline__ void describe(const Chunk& chunk, StageKind kind, std::uint32_t part, std::uint32_t number,

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // On a GPU: the movers (gio/mover.h) against copies by the host. Sources are fresh random bytes; every byte of the
 // destinations is random beforehand and compared afterwards, those between and around the pieces too.
-// Exit status 0: right; 1: not, or a CUDA error; 77: no GPU here. --small: less of everything, for compute-sanitizer.
+// Exit status 0: right; 1: not, or a CUDA error; 77: no GPU here.
+//   tardis_gpu_gio_mover_check [--small] [refusals|sizes|counts|digests|long|flips]
+// --small: less of everything, for compute-sanitizer.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -370,6 +372,18 @@ void check_flips(std::mt19937_64& random) {
   tell("parts with more chunks than words are told", wrong + field.compare());
 }
 
+void check_digest_shapes(Direction direction, std::uint32_t few, std::mt19937_64& random) {
+  for (const PartShape& shape :
+       {PartShape{16 << 10, 16 << 10, few}, PartShape{2 << 10, 2 << 10, few}, PartShape{40 << 10, 40 << 10, few},
+        PartShape{128 << 10, 128 << 10, few}, PartShape{48, 64, few}, PartShape{73728, 0, few}, PartShape{16, 0, few},
+        PartShape{(16 << 10) - 16, 32, few}, PartShape{245760, 0, few}, PartShape{1 << 20, 1 << 20, few / 15 + 1}}) {
+    check_digests(direction, shape, 16, random);
+  }
+  for (const PartShape& shape : {PartShape{12345, 777, few}, PartShape{1, 1, few}, PartShape{20000, 0, few}}) {
+    for (const std::size_t align : {16, 1}) check_digests(direction, shape, align, random);
+  }
+}
+
 void check_refusals() {
   const Memory words(Where::kDevice, 4096);
   const tardis_gpu_move_args good = {words.data<Piece>(), words.data<std::uint32_t>(), 1, 1};
@@ -395,30 +409,24 @@ void check_refusals() {
 
 int main(int argc, char** argv) {
   if (!has_gpu()) return kSkipped;
-  const bool small = argc > 1 && std::string(argv[1]) == "--small";
+  bool small = false;
+  std::string only;  // one section of the checks; empty: all
+  for (int i = 1; i < argc; ++i) (std::string(argv[i]) == "--small" ? void(small = true) : void(only = argv[i]));
+  const auto wanted = [&](const char* section) { return only.empty() || only == section; };
   std::mt19937_64 random(fresh_seed());
   check(tardis_gpu_mover_prepare(), "tardis_gpu_mover_prepare");
-  check_refusals();
+  if (wanted("refusals")) check_refusals();
   for (const Direction& direction : kDirections) {
-    check_sizes(direction, small, random);
-    check_counts(direction, small, random);
-    const std::uint32_t few = small ? 3 : 150;
-    for (const PartShape& shape :
-         {PartShape{16 << 10, 16 << 10, few}, PartShape{2 << 10, 2 << 10, few}, PartShape{40 << 10, 40 << 10, few},
-          PartShape{128 << 10, 128 << 10, few}, PartShape{48, 64, few}, PartShape{73728, 0, few}, PartShape{16, 0, few},
-          PartShape{(16 << 10) - 16, 32, few}, PartShape{245760, 0, few}, PartShape{1 << 20, 1 << 20, few / 15 + 1}}) {
-      check_digests(direction, shape, 16, random);
-    }
-    for (const PartShape& shape : {PartShape{12345, 777, few}, PartShape{1, 1, few}, PartShape{20000, 0, few}}) {
-      for (const std::size_t align : {16, 1}) check_digests(direction, shape, align, random);
+    if (wanted("sizes")) check_sizes(direction, small, random);
+    if (wanted("counts")) check_counts(direction, small, random);
+    if (wanted("digests")) check_digest_shapes(direction, small ? 3 : 150, random);
+    if (!small && wanted("long")) {
+      for (const std::size_t bytes : {4 << 10, 16 << 10, 128 << 10}) {
+        check_digests_for_long(direction, bytes, 1000, random);
+      }
     }
   }
-  for (const Direction& direction : kDirections) {
-    for (const std::size_t bytes : {4 << 10, 16 << 10, 128 << 10}) {
-      if (!small) check_digests_for_long(direction, bytes, 1000, random);
-    }
-  }
-  check_flips(random);
+  if (wanted("flips")) check_flips(random);
   std::printf("%d wrong\n", wrong_total);
   return wrong_total == 0 ? 0 : 1;
 }
