@@ -15,8 +15,8 @@ copy engine      cudaMemcpyAsync of 32 MiB at a time: the link as busy, no SM ta
 Ways: in (pinned host to HBM), out, and inside (HBM to HBM: the SMs are taken and the link is idle). Beside: the
 movers' rate meanwhile, with their rate alone as the limit. A sample counts only if the movers were running from before
 the first product until after the last one. Weights are more than the L2 holds, and each product takes the next.
-The products of a sample are one CUDA graph; with --launch eager they are launched one by one, and each launch comes over
-the link that the movers fill.
+The products of a sample are one CUDA graph; with --launch eager they are launched one by one, over the link that the
+movers fill.
 """
 
 from __future__ import annotations
