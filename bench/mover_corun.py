@@ -95,7 +95,7 @@ class Setting:
 
 SETTINGS = [
     Setting("nothing", 0, 0),
-    Setting("copy engine", 0, 0, ways=("engine",)),
+    Setting("copy engine", 0, 0, ways=("engine in", "engine out")),
     Setting("green 2", 2, 2, ways=("in", "out", "inside")),
     Setting("green 4", 4, 4, ways=("in", "inside")),
     Setting("green 8", 8, 4),
@@ -154,12 +154,14 @@ class Movers:
         """`calls` calls on a stream, each with other pages."""
         import torch
 
-        if way == "engine":
+        if way.startswith("engine"):
             size = CALL_PAGES * PAGE
             with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
                 for call in range(calls):
                     at = call % (POOL_PAGES // CALL_PAGES) * size
-                    self.device[at : at + size].copy_(self.host[at : at + size], non_blocking=True)
+                    host, device = self.host[at : at + size], self.device[at : at + size]
+                    target, source = (host, device) if way == "engine out" else (device, host)
+                    target.copy_(source, non_blocking=True)
             return
         if not ctas:
             return

@@ -17,7 +17,7 @@ enum class Digests { kNo, kYes };
 
 template <Digests digests>
 struct Shape {
-  static constexpr int kDigestWarps = digests == Digests::kYes ? 4 : 0;
+  static constexpr int kDigestWarps = digests == Digests::kYes ? 6 : 0;
   static constexpr int kThreads = (2 + kDigestWarps) * kWarpLanes;
   using Ring = MoverRing<kStages, kDigestWarps>;
   static_assert(sizeof(Ring) <= 227 * 1024, "shared memory of an SM");
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(Shape<digests>::kThreads, 1)
     store_chunks<kStoring>(ring, report);
   } else if constexpr (digests == Digests::kYes) {
     const auto keys = xxh3::BlockKeys::of(static_cast<int>(threadIdx.x) % kWarpLanes);
-    PartDigests<Ring> sink{ring, digest_args, keys};
+    PartDigests<Ring> sink(ring, digest_args, keys);
     digest_chunks(ring, warp - kFirstDigestWarp, keys, sink);
   }
 }

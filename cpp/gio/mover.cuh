@@ -318,16 +318,17 @@ struct SharedLoad {
   static __device__ __forceinline__ xxh3::Words anywhere(const unsigned char* p) { return xxh3::read_words(p); }
 };
 
-// Digests every kDigestWarps-th chunk, from the `warp`-th on, until the end comes. Sink: digested(stage, digest, warp)
-// is called by all lanes, the digest being that of the stage's bytes in all of them.
+// Digests every kDigestWarps-th chunk, from the `warp`-th on, until the end comes. Sink: all lanes call digested(stage,
+// digest, warp), the digest being that of the stage's bytes in all of them, and idle(warp) where the next is not there.
 template <class Ring, class Sink>
 __device__ void digest_chunks(Ring& ring, int warp, const xxh3::BlockKeys& keys, Sink& sink) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   RingPosition<Ring> at;
   for (at.advance(warp);; at.advance(Ring::kDigestWarps)) {
+    if (!__all_sync(xxh3::kAllLanes, barrier_test(&ring.filled[at.stage], at.parity))) sink.idle(warp);
     barrier_wait(&ring.filled[at.stage], at.parity);
     const Stage stage = ring.stages[at.stage];
-    if (stage.kind == StageKind::kEnd) return;
+    if (stage.kind == StageKind::kEnd) break;
     const unsigned char* data = ring.data[at.stage];
     std::uint64_t digest = 0;
     if (stage.bytes > xxh3::kShortBytes) {
@@ -340,6 +341,7 @@ __device__ void digest_chunks(Ring& ring, int warp, const xxh3::BlockKeys& keys,
     if (lane == 0) barrier_arrive(&ring.emptied[at.stage]);
     sink.digested(stage, digest, warp);
   }
+  sink.idle(warp);
 }
 
 }  // namespace tardis::gio

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__((2 + kDigestWarps) * kWarpLanes, 1)
     store_chunks<kPending>(ring, tell);
   } else {
     const auto keys = tardis::xxh3::BlockKeys::of(lane);
-    PartDigests<Ring> sink{ring, digest_args, keys};
+    PartDigests<Ring> sink(ring, digest_args, keys);
     digest_chunks(ring, warp - 2, keys, sink);
   }
 }

@@ -422,7 +422,7 @@ int main(int argc, char** argv) {
     if (wanted("digests")) check_digest_shapes(direction, small ? 3 : 150, random);
     if (!small && wanted("long")) {
       for (const std::size_t bytes : {4 << 10, 16 << 10, 128 << 10}) {
-        check_digests_for_long(direction, bytes, 1000, random);
+        check_digests_for_long(direction, bytes, 400, random);
       }
     }
   }
