@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hash index in GPU memory beside the store's index on the CPU, over the same entries (needs an NVIDIA GPU).
+
+First tardis_gpu_gstore_check, whose failures are the first row, then tardis_gpu_gstore_bench, a row for each line:
+
+lookup             keys a second by batch: keys in HBM, in host memory that kernels read, and copied from there by the
+                   copy engine; as launches and as nodes of a CUDA graph; limits measured in the same run
+launch to result   from before the launch until the host sees the report in mapped memory, one batch at a time
+insert, erase      on the GPU by batch, and on one core of the store's index
+batch              the store's index: one core, and all cores on slices of one batch (threads that spin until asked)
+crossover batch    from which batch on the GPU's launch to result is shorter than the CPU's batch
+
+A limit of 12 us stands for what is asked of 2,048 keys; the other limits are what the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program
+
+BENCH, CHECK = "tardis_gpu_gstore_bench", "tardis_gpu_gstore_check"
+NO_GPU = 77
+
+
+def check(report: Report, program: pathlib.Path, millions: int) -> int:
+    """Run the check; its failures become a row."""
+    done = subprocess.run([program, str(millions)], capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, sep="", end="", flush=True)
+    lines = done.stdout.splitlines()
+    if done.returncode in (0, 1) and lines and lines[-1].endswith("failures"):
+        failures = int(lines[-1].split()[0])
+        report.add("index against a model", "GPU index", f"{millions}e6 lookups", failures, "wrong", None, output=lines)
+    return done.returncode
+
+
+def bench(report: Report, program: pathlib.Path, shared: pathlib.Path, entries: int, seconds: int) -> int:
+    """Run the benchmark, a row for each of its lines."""
+    command = [program, str(shared), str(entries), str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("{"):
+                print(line, end="")
+                continue
+            row = json.loads(line)
+            names = ("case", "system", "size", "value", "unit")
+            extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
+            report.add(*(row[name] for name in names), row.get("limit"), **extra)
+    return process.returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_arguments(parser)
+    add_program_argument(parser, BENCH)
+    parser.add_argument("--check", type=pathlib.Path, help=f"{CHECK} (default: beside the program)")
+    parser.add_argument(
+        "--shared", type=pathlib.Path, default="/dev/shm", help="where the store's index goes (a tmpfs)"
+    )
+    parser.add_argument("--entries", type=int, help="default: 16 Mi, with --quick 1 Mi")
+    parser.add_argument("--millions", type=int, help="lookups of the check; default: 100, with --quick 2; 0: none")
+    arguments = parser.parse_args()
+    program = required_program(parser, arguments.program, BENCH)
+    entries = arguments.entries or (1 << 20 if arguments.quick else 16 << 20)
+    millions = (2 if arguments.quick else 100) if arguments.millions is None else arguments.millions
+    report = Report(arguments.json, machine_facts(arguments.shared))
+    if millions:
+        result = check(report, arguments.check or program.with_name(CHECK), millions)
+        if result != 0:
+            return result
+    return bench(report, program, arguments.shared, entries, 10 if arguments.quick else 60)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
