@@ -10,7 +10,8 @@ insert, erase      on the GPU by batch, and on one core of the store's index
 batch              the store's index: one core, and all cores on slices of one batch (threads that spin until asked)
 crossover batch    from which batch on the GPU's launch to result is shorter than the CPU's batch
 
-A limit of 12 us stands for what is asked of 2,048 keys; the other limits are what the machine does.
+The limit of a lookup is what random reads of as many bytes, or reads of host memory, reach in the same run; that of a
+time from launch to result is the same of a kernel that only reports.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ __device__ __forceinline__ BlockStatus update_row(const tardis_gpu_blocks& block
   }
 }
 
-// ---- pools. A number is taken in two steps: one of the free ones is reserved by their count, then a bit is found, which
-// is there as long as bits are cleared before the count grows.
+// ---- pools. A number is taken in two steps: one of the free ones is reserved by their count, then a bit is found,
+// which is there as long as bits are cleared before the count grows.
 
 enum PoolControl { kFree = 0, kNext = 1 };
 

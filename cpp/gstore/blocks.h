@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A table of logical blocks in GPU memory (docs/gstore.md). Blocks are numbered through over three tiers: below `hbm`
- * lies GPU memory, then `dram` blocks of pinned host memory, then `file` blocks. A logical block is a row [BlockId, Ref,
- * Count]; moving it to another tier changes its BlockId and nothing else, so whoever knows its handle (the hash index
- * does) need not be told.
+ * lies GPU memory, then `dram` blocks of pinned host memory, then `file` blocks. A logical block is a row [BlockId,
+ * Ref, Count]; moving it to another tier changes its BlockId and nothing else, so whoever knows its handle (the hash
+ * index does) need not be told.
  *
  * As in gstore/index.h: functions that take a stream only enqueue, counts are read when the kernel runs, pointers are
  * device or mapped host memory, each element of a batch gets a status, every batch may run beside every other one. */
@@ -26,11 +26,11 @@ typedef struct tardis_gpu_pool {
 } tardis_gpu_pool;
 
 typedef struct tardis_gpu_blocks {
-  uint64_t* rows;                          /* 2 words each */
-  uint64_t* home;                          /* the row's file block, all ones: none */
-  uint32_t* used;                          /* the clock when it was last used */
-  uint32_t* clock;                         /* ticks with every batch of uses */
-  tardis_gpu_pool pool[TARDIS_GPU_TIERS];  /* of blocks */
+  uint64_t* rows;                         /* 2 words each */
+  uint64_t* home;                         /* the row's file block, all ones: none */
+  uint32_t* used;                         /* the clock when it was last used */
+  uint32_t* clock;                        /* ticks with every batch of uses */
+  tardis_gpu_pool pool[TARDIS_GPU_TIERS]; /* of blocks */
   tardis_gpu_pool row_pool;
 } tardis_gpu_blocks;
 
@@ -106,17 +106,18 @@ TARDIS_GPU_API int tardis_gpu_blocks_swap_end(const tardis_gpu_blocks* blocks, c
 /* Where each answer of a lookup (its location is a handle) is to come from. A row that is found gets a reference and
  * Count one more, as by tardis_gpu_blocks_use. lists[source * max_count ...] gets the positions of its answers, in no
  * order, and taken[source * max_count ...], if not NULL, their handles beside them (a miss has none), so that
- * swap_begin and alloc can be told of them in the same graph; list_counts[source] how many; sources[source], which the caller zeroes once, grows by that number; both
- * are device memory. ids[i] is
- * where the row is, all ones for misses and rows on their way. */
+ * swap_begin and alloc can be told of them in the same graph; list_counts[source] how many; sources[source], which the
+ * caller zeroes once, grows by that number; both are device memory. ids[i] is where the row is, all ones for misses and
+ * rows on their way. */
 TARDIS_GPU_API int tardis_gpu_blocks_classify(const tardis_gpu_blocks* blocks, const tardis_gpu_index_answer* answers,
-                                              const uint32_t* count, uint32_t max_count, uint64_t* ids,
-                                              uint32_t* lists, uint64_t* taken, uint32_t* list_counts,
-                                              uint64_t* sources, void* cuda_stream);
+                                              const uint32_t* count, uint32_t max_count, uint64_t* ids, uint32_t* lists,
+                                              uint64_t* taken, uint32_t* list_counts, uint64_t* sources,
+                                              void* cuda_stream);
 
 /* The min(*want, max_count) rows of a tier with Ref 0 that are worth least: longest not used, where a use before the
  * last is worth `bonus` ticks of the clock (three at most). handles in no order, *found (device memory) how many.
- * `scratch`: device memory of tardis_gpu_blocks_scratch_bytes(). Rows may be taken or freed meanwhile: swap_begin or free tells. */
+ * `scratch`: device memory of tardis_gpu_blocks_scratch_bytes(). Rows may be taken or freed meanwhile: swap_begin or
+ * free tells. */
 TARDIS_GPU_API uint64_t tardis_gpu_blocks_scratch_bytes(void);
 TARDIS_GPU_API int tardis_gpu_blocks_candidates(const tardis_gpu_blocks* blocks, uint32_t tier, uint32_t bonus,
                                                 const uint32_t* want, uint32_t max_count, uint64_t* handles,

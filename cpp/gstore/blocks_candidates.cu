@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) blocks_rank(const Search search, std
   if (threadIdx.x == 0) last = atomicAdd(&scratch.finished[kStage], 1) + 1 == gridDim.x;
   __syncthreads();
   if (!last) return;
-  fence();  // forbids that bins are read before the other blocks are known to have finished
+  acquire_fence();  // forbids that bins are read before the other blocks are known to have finished
   std::uint32_t wanted = batch_count(search.want, search.max_count);
   if (stage == Stage::kLower) wanted = scratch.left[0];
   if (wanted == 0 || (stage == Stage::kLower && wanted == kUnlimited)) {

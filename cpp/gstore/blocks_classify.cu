@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(kThreads)
       if (answers[i].status == TARDIS_GPU_INDEX_FOUND) {
         handle = answers[i].location;
         Row row{};
-        const BlockStatus status =
-            update_row(blocks, handle, row, [&](Row& change) { return take(change, handle); });
+        const BlockStatus status = update_row(blocks, handle, row, [&](Row& change) { return take(change, handle); });
         if (status == BlockStatus::kOk) {
           id = block_of(row);
           source = tier_of(blocks, id);
@@ -76,7 +75,7 @@ extern "C" int tardis_gpu_blocks_classify(const tardis_gpu_blocks* blocks, const
   }
   const auto stream = static_cast<cudaStream_t>(cuda_stream);
   zero_counts<<<1, kLanes, 0, stream>>>(list_counts);
-  blocks_classify<<<block_grid(max_count), kThreads, 0, stream>>>(*blocks, answers, count, max_count, ids, lists,
-                                                                  taken, list_counts, sources);
+  blocks_classify<<<block_grid(max_count), kThreads, 0, stream>>>(*blocks, answers, count, max_count, ids, lists, taken,
+                                                                  list_counts, sources);
   return cudaGetLastError();
 }

@@ -9,15 +9,13 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads)
     blocks_free(const tardis_gpu_blocks blocks, const std::uint64_t* handles, const std::uint32_t* count,
-                std::uint32_t max_count, std::uint8_t* statuses, tardis_gpu_ticket* ticket,
-                tardis_gpu_report* report) {
+                std::uint32_t max_count, std::uint8_t* statuses, tardis_gpu_ticket* ticket, tardis_gpu_report* report) {
   for_each_element(count, max_count, statuses, ticket, report, [&](std::uint32_t i, bool counts) {
     if (!counts) return BlockStatus::kOk;
     const std::uint64_t handle = handles[i];
     const std::uint32_t number = number_of(handle);
     Row row{};
-    const BlockStatus status =
-        update_row(blocks, handle, row, [&](Row& change) { return vacate(change, handle); });
+    const BlockStatus status = update_row(blocks, handle, row, [&](Row& change) { return vacate(change, handle); });
     if (status != BlockStatus::kOk) return status;
     // The row is this thread's until its number is given back.
     const std::uint64_t home = *static_cast<volatile std::uint64_t*>(blocks.home + number);

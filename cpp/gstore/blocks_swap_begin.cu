@@ -21,12 +21,13 @@ __global__ void __launch_bounds__(kThreads)
     BlockStatus status = BlockStatus::kStale;
     if (counts) {
       handle = handles[i];
-      status = update_row(blocks, handle, row,
-                          [&](Row& change) { return begin_move(change, handle, holders, first, end); });
+      status =
+          update_row(blocks, handle, row, [&](Row& change) { return begin_move(change, handle, holders, first, end); });
     }
     const bool moves = counts && status == BlockStatus::kOk;
     // While it moves, the row's home is this thread's to read.
-    if (moves && tier == TARDIS_GPU_FILE) target = *static_cast<volatile std::uint64_t*>(blocks.home + number_of(handle));
+    if (moves && tier == TARDIS_GPU_FILE)
+      target = *static_cast<volatile std::uint64_t*>(blocks.home + number_of(handle));
     const std::uint32_t block = take_numbers(pool_of(blocks, tier), moves && target == kNone, mine);
     if (!counts) return BlockStatus::kOk;
     if (moves && target == kNone && block != ~0u) target = first + block;

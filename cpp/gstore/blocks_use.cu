@@ -17,9 +17,8 @@ __global__ void __launch_bounds__(kThreads)
     if (!counts) return BlockStatus::kOk;
     const std::uint64_t handle = handles[i];
     Row row{};
-    const BlockStatus status = update_row(blocks, handle, row, [&](Row& change) {
-      return more ? take(change, handle) : give_back(change, handle);
-    });
+    const BlockStatus status = update_row(
+        blocks, handle, row, [&](Row& change) { return more ? take(change, handle) : give_back(change, handle); });
     const bool done = status == BlockStatus::kOk;
     if (done && more) blocks.used[number_of(handle)] = *static_cast<const volatile std::uint32_t*>(blocks.clock);
     if (ids != nullptr) ids[i] = done ? block_of(row) : kNone;

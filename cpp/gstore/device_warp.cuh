@@ -60,23 +60,32 @@ __device__ __forceinline__ void end_batch(const BatchTotals& totals, std::uint32
                                           tardis_gpu_report* report) {
   __syncthreads();
   if (threadIdx.x != 0) return;
+#pragma unroll
   for (int i = 0; i < TARDIS_GPU_INDEX_STATUSES; ++i) {
     if (totals.by_status[i] != 0) atomicAdd(&ticket->totals[i], totals.by_status[i]);
   }
   if (totals.run != ~0u) atomicMax(&ticket->run, ~totals.run);
-  __threadfence_system();  // forbids that the report is seen before what this block wrote, in host memory too
+  fence();  // forbids that this block is counted as finished before what it wrote is there for the last one
   if (atomicAdd(&ticket->finished, 1) + 1 != gridDim.x) return;
-  __threadfence_system();  // forbids that the other blocks' totals are read before they are counted as finished
-  const std::uint64_t epoch = ++ticket->epoch;
-  const std::uint32_t first_missing = ~atomicExch(&ticket->run, 0);
+  acquire_fence();  // forbids that totals are read before the other blocks are known to have finished
+  volatile tardis_gpu_ticket* last = ticket;
   std::uint32_t by_status[TARDIS_GPU_INDEX_STATUSES];
-  for (int i = 0; i < TARDIS_GPU_INDEX_STATUSES; ++i) by_status[i] = atomicExch(&ticket->totals[i], 0);
-  ticket->finished = 0;
+#pragma unroll
+  for (int i = 0; i < TARDIS_GPU_INDEX_STATUSES; ++i) by_status[i] = last->totals[i];
+  const std::uint32_t first_missing = ~last->run;
+  const std::uint64_t epoch = last->epoch + 1;
+#pragma unroll
+  for (int i = 0; i < TARDIS_GPU_INDEX_STATUSES; ++i) last->totals[i] = 0;
+  last->run = 0;
+  last->finished = 0;
+  last->epoch = epoch;
   if (report == nullptr) return;
+#pragma unroll
   for (int i = 0; i < TARDIS_GPU_INDEX_STATUSES; ++i) report->totals[i] = by_status[i];
   report->count = count;
   report->run = first_missing < count ? first_missing : count;
-  // Release: forbids that the epoch is seen before the rest of the report.
+  // Release, of the other blocks' work too, as it is known here to be done: forbids that the epoch is seen before any
+  // of it and before the rest of the report, in host memory as well.
   asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(&report->epoch), "l"(epoch) : "memory");
 }
 

@@ -65,7 +65,8 @@ class HostIndex {
       for (int lane = 1; lane < kLanes; ++lane) {
         const std::uint64_t seen = load(words + lane);
         if (!leads_to(seen, place.tag)) continue;
-        const Found found = examine(words + lane, record_words(view_, bucket, lane), seen, place.tag, key, space, answer);
+        const Found found =
+            examine(words + lane, record_words(view_, bucket, lane), seen, place.tag, key, space, answer);
         if (found == Found::kFound) return answer;
         if (found == Found::kUnknown) answer.status = static_cast<std::uint32_t>(found);
       }

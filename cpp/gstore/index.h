@@ -2,10 +2,11 @@
 /* A hash index in GPU memory over the objects of a store: a copy of what the store's own index says, that kernels can
  * ask (docs/gstore.md). C ABI of libtardis_gpu.so.
  *
- * Every function that takes a stream only enqueues: it neither waits nor allocates, and may be captured in a CUDA graph.
- * Counts are read from memory when the kernel runs, so that a replay may find other ones. All pointers are device memory
- * or mapped pinned host memory; they must stay valid until the stream has passed. `cuda_stream` is a cudaStream_t, NULL
- * for the default stream. Functions return a cudaError_t: that of the launch, or cudaErrorInvalidValue. */
+ * Every function that takes a stream only enqueues: it neither waits nor allocates, and may be captured in a CUDA
+ * graph. Counts are read from memory when the kernel runs, so that a replay may find other ones. All pointers are
+ * device memory or mapped pinned host memory; they must stay valid until the stream has passed. `cuda_stream` is a
+ * cudaStream_t, NULL for the default stream. Functions return a cudaError_t: that of the launch, or
+ * cudaErrorInvalidValue. */
 #ifndef TARDIS_GSTORE_INDEX_H_
 #define TARDIS_GSTORE_INDEX_H_
 
@@ -84,7 +85,7 @@ typedef struct tardis_gpu_ticket {
 typedef struct tardis_gpu_report {
   uint64_t epoch;
   uint32_t count;
-  uint32_t run; /* lookups: length of the leading run of keys that were found */
+  uint32_t run;                               /* lookups: length of the leading run of keys that were found */
   uint32_t totals[TARDIS_GPU_INDEX_STATUSES]; /* answers or changes by status */
 } tardis_gpu_report;
 
@@ -95,6 +96,7 @@ TARDIS_GPU_API uint64_t tardis_gpu_index_memory_bytes(uint64_t entries);
 TARDIS_GPU_API int tardis_gpu_index_place(tardis_gpu_index* index, void* memory, uint64_t memory_bytes);
 
 /* Enqueues answers[i] for keys[i] (32 bytes each, aligned to 16) in namespace `space`, for i < min(*count, max_count).
+ * All max_count keys must be readable.
  * `ctas` bounds the thread blocks of 256 threads, 0: as many as the batch can use. `report` may be NULL. */
 TARDIS_GPU_API int tardis_gpu_index_lookup(const tardis_gpu_index* index, const void* keys, const uint32_t* count,
                                            uint32_t max_count, uint16_t space, tardis_gpu_index_answer* answers,

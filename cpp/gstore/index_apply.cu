@@ -43,7 +43,7 @@ extern "C" int tardis_gpu_index_apply(const tardis_gpu_index* index, const tardi
   }
   const std::uint32_t useful = (max_count - 1) / kWarpsPerCta + 1;
   const dim3 grid(std::min(useful, ctas == 0 ? kMaxCtas : ctas));
-  index_apply<<<grid, kThreads, 0, static_cast<cudaStream_t>(cuda_stream)>>>(*index, changes, count, max_count, statuses,
-                                                                            ticket, report);
+  index_apply<<<grid, kThreads, 0, static_cast<cudaStream_t>(cuda_stream)>>>(*index, changes, count, max_count,
+                                                                             statuses, ticket, report);
   return cudaGetLastError();
 }

@@ -43,7 +43,7 @@ TARDIS_GSTORE_FUNCTION std::uint64_t without_op(std::uint64_t identity) { return
 // that finds the same word before and after it read the record has read one object's record.
 enum class EntryState : std::uint32_t {
   kEmpty = 0,
-  kClaimed = 1,   // a record is being written: nothing there yet
+  kClaimed = 1,  // a record is being written: nothing there yet
   kLive = 2,
   kChanging = 3,  // the same object's place is being replaced: a reader waits
 };
@@ -60,8 +60,8 @@ TARDIS_GSTORE_FUNCTION bool leads_to(std::uint64_t word, std::uint32_t tag) {
   return static_cast<std::uint32_t>(word >> 32) == tag && (word & 2) != 0;
 }
 
-// A bucket's header: a lock for writers of keys whose first bucket it is, and how many of those keys are in their second
-// bucket. A lookup that finds 0 need not look there.
+// A bucket's header: a lock for writers of keys whose first bucket it is, and how many of those keys are in their
+// second bucket. A lookup that finds 0 need not look there.
 constexpr std::uint64_t kLocked = std::uint64_t{1} << 63;
 TARDIS_GSTORE_FUNCTION bool has_overflow(std::uint64_t header) { return static_cast<std::uint32_t>(header) != 0; }
 

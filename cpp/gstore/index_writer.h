@@ -147,8 +147,8 @@ class IndexWriter {
       const std::uint64_t empty = second ? warp_.at(second_, lane) : warp_.at(first_, lane);
       const std::uint64_t claimed = next_word(empty, place_.tag, EntryState::kClaimed);
       const bool mine = warp_.leader([&]() -> std::uint64_t {
-                          return compare_exchange(bucket_words(index_, bucket) + lane, empty, claimed);
-                        }) != 0;
+        return compare_exchange(bucket_words(index_, bucket) + lane, empty, claimed);
+      }) != 0;
       if (mine) {
         warp_.ordered();  // forbids that the record is written before the entry is claimed
         return {bucket, lane, claimed};

@@ -52,6 +52,17 @@ TARDIS_GSTORE_FUNCTION void fence() {
 #endif
 }
 
+// Forbids that a load or store after it is done before a load that stands before it.
+TARDIS_GSTORE_FUNCTION void acquire_fence() {
+#if defined(__CUDA_ARCH__)
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8)
+  asm volatile("fence.acquire.gpu;" ::: "memory");  // waits for no store
+#else
+  fence();
+#endif
+#endif
+}
+
 // Between two looks at a word that somebody else is about to change.
 TARDIS_GSTORE_FUNCTION void relax() {
 #if defined(__CUDA_ARCH__)

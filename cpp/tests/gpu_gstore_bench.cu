@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// On a GPU: how fast its index answers and changes, beside the store's index on this machine's cores, and the batch from
-// which on the GPU is first. bench/gstore.py runs it.
+// On a GPU: how fast its index answers and changes, beside the store's index on this machine's cores, and the batch
+// from which on the GPU is first. bench/gstore.py runs it.
 //   tardis_gpu_gstore_bench SHARED_MEMORY_FOLDER [entries, default 16777216] [seconds of budget, default 150]
 // Prints one JSON object a line. Exit status 77: no GPU here.
 #include <algorithm>
@@ -32,8 +32,8 @@ double median(const std::vector<double>& values) { return quantile(values, 0.5);
 
 void row(const char* test, const char* system, const std::string& size, double value, const char* unit,
          double limit = 0, double p99 = 0) {
-  std::printf("{\"case\": \"%s\", \"system\": \"%s\", \"size\": \"%s\", \"value\": %.4f, \"unit\": \"%s\"", test, system,
-              size.c_str(), value, unit);
+  std::printf("{\"case\": \"%s\", \"system\": \"%s\", \"size\": \"%s\", \"value\": %.4f, \"unit\": \"%s\"", test,
+              system, size.c_str(), value, unit);
   if (limit > 0) std::printf(", \"limit\": %.4f", limit);
   if (p99 > 0) std::printf(", \"p99\": %.4f", p99);
   std::printf("}\n");
@@ -47,8 +47,7 @@ __global__ void make_entries(tardis_gpu_index_entry* out, std::uint64_t first, s
   }
 }
 
-__global__ void make_keys(Key* keys, std::uint64_t seed, std::uint64_t entries, std::uint64_t offset,
-                          std::uint32_t n) {
+__global__ void make_keys(Key* keys, std::uint64_t seed, std::uint64_t entries, std::uint64_t offset, std::uint32_t n) {
   for (std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
     keys[i] = key_of(offset + scramble(seed + i) % entries);
   }
@@ -56,8 +55,8 @@ __global__ void make_keys(Key* keys, std::uint64_t seed, std::uint64_t entries, 
 
 // What a lookup of a key must at least read, without asking what it says: a bucket, by a warp, and 64 bytes of a record
 // that a lane reads, at places that need no bucket to be known.
-__global__ void __launch_bounds__(256) gather(tardis_gpu_index index, std::uint32_t n, std::uint64_t seed,
-                                              std::uint64_t* out) {
+__global__ void __launch_bounds__(256)
+    gather(tardis_gpu_index index, std::uint32_t n, std::uint64_t seed, std::uint64_t* out) {
   const std::uint32_t lane = threadIdx.x % kLanes;
   const std::uint32_t warps = gridDim.x * 8;
   std::uint64_t sum = 0;
@@ -94,6 +93,18 @@ __global__ void __launch_bounds__(512) read_all(const ulonglong2* from, std::uin
     for (int k = 0; k < 4; ++k) sum += v[k].x + v[k].y;
   }
   if (sum == 0x123456789) *out = sum;
+}
+
+// A batch that asks nothing: what a launch and a report cost by themselves.
+__global__ void __launch_bounds__(256)
+    report_only(std::uint32_t* finished, std::uint64_t* epoch_memory, tardis_gpu_report* report) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  fence();
+  if (atomicAdd(finished, 1) + 1 != gridDim.x) return;
+  *finished = 0;
+  const std::uint64_t epoch = ++*epoch_memory;
+  asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(&report->epoch), "l"(epoch) : "memory");
 }
 
 class Timer {
@@ -174,8 +185,9 @@ struct Bench {
   }
   void lookup(const Key* keys, std::uint32_t n, tardis_gpu_index_answer* answers, tardis_gpu_report* to,
               std::uint32_t ctas = 0) {
-    check(tardis_gpu_index_lookup(&table.index, keys, device_count.get(), n, 0, answers, ticket.get(), to, ctas, stream),
-          "tardis_gpu_index_lookup");
+    check(
+        tardis_gpu_index_lookup(&table.index, keys, device_count.get(), n, 0, answers, ticket.get(), to, ctas, stream),
+        "tardis_gpu_index_lookup");
   }
   double apply(const tardis_gpu_index_entry* list, std::uint32_t n, Timer& timer) {
     return timer.seconds([&] {
@@ -189,9 +201,9 @@ struct Bench {
     std::fprintf(stderr, "%s: %u, expected %u\n", what, report[0].totals[status], n);
     std::exit(1);
   }
-  void wait_epoch(std::uint64_t epoch) const {
+  static void wait_epoch(const tardis_gpu_report& where, std::uint64_t epoch) {
     const auto start = Clock::now();
-    while (__atomic_load_n(&report[0].epoch, __ATOMIC_ACQUIRE) < epoch) {
+    while (__atomic_load_n(&where.epoch, __ATOMIC_ACQUIRE) < epoch) {
       if (since(start) < 5) continue;
       std::fprintf(stderr, "no report after 5 s\n");
       std::exit(1);
@@ -207,6 +219,8 @@ struct Bench {
   void limits();
   void rates();
   void rates_with_few_blocks();
+  std::vector<double> until_reported(std::uint64_t& epoch, const tardis_gpu_report& where, int rounds,
+                                     const std::function<void(std::uint32_t)>& one) const;
   void latencies();
   void changes_per_second();
   void cpu(double budget);
@@ -227,7 +241,7 @@ struct Bench {
   DeviceArray<std::uint64_t> sink;
   const std::string folder;
   cudaStream_t stream = nullptr;
-  double gather_limit = 0, host_read_limit = 0;          // G keys/s
+  double gather_limit = 0, host_read_limit = 0;                // G keys/s
   std::vector<double> gpu_us, gpu_host_us, core_us, cores_us;  // of a batch
 };
 
@@ -249,8 +263,9 @@ void Bench::load() {
                                         entries, 0, kMost);
   }
   check(cudaGetLastError(), "make_keys");
-  check(cudaMemcpyAsync(host_keys.get(), device_keys.get(), sizeof(Key) * kMost * kSets, cudaMemcpyDeviceToHost, stream),
-        "cudaMemcpyAsync");
+  check(
+      cudaMemcpyAsync(host_keys.get(), device_keys.get(), sizeof(Key) * kMost * kSets, cudaMemcpyDeviceToHost, stream),
+      "cudaMemcpyAsync");
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   std::fprintf(stderr, "load %.3f\n", static_cast<double>(entries) / (table.index.buckets * 31.0));
 }
@@ -298,26 +313,25 @@ void Bench::rates() {
       row(test, "GPU index, graph", size, median(rates), "G/s", limit);
       row(test, "GPU index, launches", size, median(plain), "G/s", limit);
     };
-    measure("lookup, keys in HBM",
-            [&](std::uint32_t turn) {
-              lookup(device_keys.get() + place(turn, n), n, device_answers.get(), report.get());
-            },
-            gather_limit);
-    measure("lookup, keys in host memory",
-            [&](std::uint32_t turn) {
-              lookup(host_keys.get() + place(turn, n), n, device_answers.get(), report.get());
-            },
-            host_read_limit);
+    measure(
+        "lookup, keys in HBM",
+        [&](std::uint32_t turn) { lookup(device_keys.get() + place(turn, n), n, device_answers.get(), report.get()); },
+        gather_limit);
+    measure(
+        "lookup, keys in host memory",
+        [&](std::uint32_t turn) { lookup(host_keys.get() + place(turn, n), n, device_answers.get(), report.get()); },
+        host_read_limit);
     if (n < 2048) continue;
     auto* staging = reinterpret_cast<Key*>(changes.get());
-    measure("lookup, keys copied from host",
-            [&](std::uint32_t turn) {
-              check(cudaMemcpyAsync(staging, host_keys.get() + place(turn, n), n * sizeof(Key), cudaMemcpyHostToDevice,
-                                    stream),
-                    "cudaMemcpyAsync");
-              lookup(staging, n, device_answers.get(), report.get());
-            },
-            host_read_limit);
+    measure(
+        "lookup, keys copied from host",
+        [&](std::uint32_t turn) {
+          check(cudaMemcpyAsync(staging, host_keys.get() + place(turn, n), n * sizeof(Key), cudaMemcpyHostToDevice,
+                                stream),
+                "cudaMemcpyAsync");
+          lookup(staging, n, device_answers.get(), report.get());
+        },
+        host_read_limit);
   }
   // Nothing that is asked for is there.
   make_keys<<<1024, 256, 0, stream>>>(reinterpret_cast<Key*>(changes.get()), 7, entries, entries * 2, kMost);
@@ -342,45 +356,63 @@ void Bench::rates_with_few_blocks() {
         lookup(device_keys.get() + place(round, kMost), kMost, device_answers.get(), report.get(), ctas);
       }));
     }
-    row("lookup, keys in HBM, few blocks", "GPU index, launches", std::to_string(ctas) + " blocks", median(rates), "G/s",
-        gather_limit);
+    row("lookup, keys in HBM, few blocks", "GPU index, launches", std::to_string(ctas) + " blocks", median(rates),
+        "G/s", gather_limit);
   }
 }
 
+// Median and 99th percentile of the time from before one(turn) until its report is seen, in microseconds.
+std::vector<double> Bench::until_reported(std::uint64_t& epoch, const tardis_gpu_report& where, int rounds,
+                                          const std::function<void(std::uint32_t)>& one) const {
+  std::vector<double> times;
+  for (int round = -20; round < rounds; ++round) {
+    const auto start = Clock::now();
+    one(static_cast<std::uint32_t>(round + 20));
+    wait_epoch(where, ++epoch);
+    if (round >= 0) times.push_back(since(start) * 1e6);
+  }
+  return {median(times), quantile(times, 0.99)};
+}
+
 void Bench::latencies() {
+  constexpr std::uint32_t kGraphs = 16;
+  auto memory = device_array<std::uint64_t>(2);
+  auto empty = mapped_array<tardis_gpu_report>(1);
+  const auto nothing = [&](std::uint32_t) {
+    report_only<<<64, 256, 0, stream>>>(reinterpret_cast<std::uint32_t*>(memory.get()), memory.get() + 1, empty.get());
+    check(cudaGetLastError(), "report_only");
+  };
+  std::uint64_t empty_epoch = 0;
+  const Graph nothing_graph(stream, [&] { nothing(0); });
+  const auto least_graph =
+      until_reported(empty_epoch, empty[0], 1000, [&](std::uint32_t) { nothing_graph.launch(stream); });
+  const auto least_plain = until_reported(empty_epoch, empty[0], 1000, nothing);
+  row("launch to report of nothing", "GPU, graph", "64 blocks", least_graph[0], "us", 0, least_graph[1]);
+  row("launch to report of nothing", "GPU, launch", "64 blocks", least_plain[0], "us", 0, least_plain[1]);
+
   std::uint64_t epoch = report[0].epoch;
   for (const std::uint32_t n : kBatches) {
     set_count(n);
     const int rounds = n <= 32768 ? 1000 : 60;
-    constexpr std::uint32_t kGraphs = 16;
     const auto measure = [&](const char* test, const Key* keys, tardis_gpu_index_answer* answers) {
       std::vector<std::unique_ptr<Graph>> graphs;
       for (std::uint32_t i = 0; i < kGraphs; ++i) {
-        graphs.push_back(std::make_unique<Graph>(stream, [&] { lookup(keys + place(i, n), n, answers, report.get()); }));
+        graphs.push_back(
+            std::make_unique<Graph>(stream, [&] { lookup(keys + place(i, n), n, answers, report.get()); }));
       }
       check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-      std::vector<double> graph_times, plain_times;
-      for (int round = -20; round < rounds; ++round) {
-        const std::uint32_t turn = static_cast<std::uint32_t>(round + 20);
-        auto start = Clock::now();
-        graphs[turn % kGraphs]->launch(stream);
-        wait_epoch(++epoch);
-        if (round >= 0) graph_times.push_back(since(start) * 1e6);
-        expect_total(TARDIS_GPU_INDEX_FOUND, n, "found");
-        const Key* from = keys + place(turn + 100, n);
-        start = Clock::now();
-        lookup(from, n, answers, report.get());
-        wait_epoch(++epoch);
-        if (round >= 0) plain_times.push_back(since(start) * 1e6);
-        expect_total(TARDIS_GPU_INDEX_FOUND, n, "found");
-      }
-      const double limit = n == 2048 ? 12 : 0;
-      row(test, "GPU index, graph", keys_text(n), median(graph_times), "us", limit, quantile(graph_times, 0.99));
-      row(test, "GPU index, launch", keys_text(n), median(plain_times), "us", limit, quantile(plain_times, 0.99));
-      return std::min(median(graph_times), median(plain_times));
+      const auto graph =
+          until_reported(epoch, report[0], rounds, [&](std::uint32_t turn) { graphs[turn % kGraphs]->launch(stream); });
+      expect_total(TARDIS_GPU_INDEX_FOUND, n, "found");
+      const auto plain = until_reported(epoch, report[0], rounds, [&](std::uint32_t turn) {
+        lookup(keys + place(turn + 100, n), n, answers, report.get());
+      });
+      expect_total(TARDIS_GPU_INDEX_FOUND, n, "found");
+      row(test, "GPU index, graph", keys_text(n), graph[0], "us", least_graph[0], graph[1]);
+      row(test, "GPU index, launch", keys_text(n), plain[0], "us", least_plain[0], plain[1]);
+      return graph[0];
     };
-    gpu_us.push_back(
-        measure("launch to result, keys and answers in HBM", device_keys.get(), device_answers.get()));
+    gpu_us.push_back(measure("launch to result, keys and answers in HBM", device_keys.get(), device_answers.get()));
     gpu_host_us.push_back(
         measure("launch to result, keys and answers in host memory", host_keys.get(), host_answers.get()));
     if (n == 2048) measure("launch to result, keys in host memory", host_keys.get(), device_answers.get());
@@ -440,8 +472,7 @@ void Bench::cpu(double budget) {
     return median(times);
   };
   for (const std::uint32_t n : kBatches) {
-    core_us.push_back(
-        measure("store's index, one core", n, [&](const Key* keys) { return index.find_all(keys, n); }));
+    core_us.push_back(measure("store's index, one core", n, [&](const Key* keys) { return index.find_all(keys, n); }));
   }
   index.start_threads();
   for (const std::uint32_t n : kBatches) {

@@ -83,7 +83,8 @@ struct Model {
     return size(tier) - static_cast<std::uint64_t>(std::distance(first, end));
   }
   std::uint64_t existing() const {
-    return static_cast<std::uint64_t>(std::count_if(row.begin(), row.end(), [](const ModelRow& r) { return r.exists; }));
+    return static_cast<std::uint64_t>(
+        std::count_if(row.begin(), row.end(), [](const ModelRow& r) { return r.exists; }));
   }
   ModelRow* find(std::uint64_t handle) {
     ModelRow& r = row[number_of(handle) % rows];
@@ -196,10 +197,10 @@ class RandomOperations {
   void alloc() {
     const auto tier = static_cast<std::uint32_t>(random_() % 3);
     const std::uint64_t room = model_.free_in(tier), rows = model_.rows - model_.existing();
-    check(tardis_gpu_blocks_alloc(&blocks_.table, tier, batch_.count.get(), kRoom, batch_.handles.get(),
-                                  batch_.ids.get(), batch_.statuses.get(), batch_.ticket.get(), batch_.report.get(),
-                                  nullptr),
-          "tardis_gpu_blocks_alloc");
+    check(
+        tardis_gpu_blocks_alloc(&blocks_.table, tier, batch_.count.get(), kRoom, batch_.handles.get(), batch_.ids.get(),
+                                batch_.statuses.get(), batch_.ticket.get(), batch_.report.get(), nullptr),
+        "tardis_gpu_blocks_alloc");
     batch_.wait();
     std::uint64_t good = 0;
     for (std::uint32_t i = 0; i < n_; ++i) {
@@ -310,10 +311,10 @@ class RandomOperations {
       ModelRow* row = model_.find(batch_.handles[i]);
       std::uint8_t expected = TARDIS_GPU_BLOCKS_STALE;
       if (row != nullptr) {
-        expected = row->moving                    ? TARDIS_GPU_BLOCKS_MOVING
-                   : model_.in(tier, row->block)  ? TARDIS_GPU_BLOCKS_THERE
-                   : row->ref > holders           ? TARDIS_GPU_BLOCKS_REFERENCED
-                                                  : TARDIS_GPU_BLOCKS_OK;
+        expected = row->moving                   ? TARDIS_GPU_BLOCKS_MOVING
+                   : model_.in(tier, row->block) ? TARDIS_GPU_BLOCKS_THERE
+                   : row->ref > holders          ? TARDIS_GPU_BLOCKS_REFERENCED
+                                                 : TARDIS_GPU_BLOCKS_OK;
       }
       const std::uint8_t is = status(i);
       if (expected == TARDIS_GPU_BLOCKS_OK && is == TARDIS_GPU_BLOCKS_NO_BLOCK) {
@@ -546,8 +547,8 @@ void restore_graph() {
     batch.count[0] = static_cast<std::uint32_t>(random() % 200);
     std::set<std::uint32_t> objects;
     while (objects.size() < batch.count[0]) {
-      objects.insert(static_cast<std::uint32_t>(random() % 8 == 0 ? kObjects + random() % 1000
-                                                                  : (random() % 2 == 0 ? random() % kObjects : random() % 500)));
+      objects.insert(static_cast<std::uint32_t>(
+          random() % 8 == 0 ? kObjects + random() % 1000 : (random() % 2 == 0 ? random() % kObjects : random() % 500)));
     }
     std::vector<std::uint32_t> asked(objects.begin(), objects.end());
     std::shuffle(asked.begin(), asked.end(), random);
@@ -612,8 +613,8 @@ void restore_graph() {
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     expect(batch.report[0].totals[0] == missing, "rows that were freed", batch.report[0].totals[0], missing);
   }
-  std::printf("%u replays of one graph: %llu hits in HBM, %llu in pinned memory, %llu in files, %llu misses\n", kReplays,
-              static_cast<unsigned long long>(totals[0]), static_cast<unsigned long long>(totals[1]),
+  std::printf("%u replays of one graph: %llu hits in HBM, %llu in pinned memory, %llu in files, %llu misses\n",
+              kReplays, static_cast<unsigned long long>(totals[0]), static_cast<unsigned long long>(totals[1]),
               static_cast<unsigned long long>(totals[2]), static_cast<unsigned long long>(totals[3]));
   for (int source = 0; source < TARDIS_GPU_SOURCE_MOVING; ++source) {
     expect(totals[source] > 1000, "answers of each source", totals[source], 1000);

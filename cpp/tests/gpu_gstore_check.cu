@@ -60,6 +60,17 @@ struct Lane {
   }
   void wait() {
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    told();
+  }
+  // Without the stream's help: whatever the report's epoch says is done must be there.
+  void wait_for_report() {
+    const std::uint64_t* epoch = &report[0].epoch;
+    for (std::uint64_t looks = 0; __atomic_load_n(epoch, __ATOMIC_ACQUIRE) == batches; ++looks) {
+      if (looks == 5'000'000'000) check(cudaErrorLaunchTimeout, "a report");
+    }
+    told();
+  }
+  void told() {
     ++batches;
     expect(report[0].epoch == batches, "epoch of a report", report[0].epoch, batches);
     expect(report[0].count == std::min(count[0], room), "count of a report", report[0].count, count[0]);
@@ -96,7 +107,8 @@ void compare_state(const Table& table, const Model& model, std::uint16_t space) 
       Key key;
       std::memcpy(&key, entry.key, sizeof key);
       const auto known = model.find(key);
-      expect(known != model.end() && std::memcmp(&known->second, &entry, sizeof entry) == 0, "an entry of the table", b);
+      expect(known != model.end() && std::memcmp(&known->second, &entry, sizeof entry) == 0, "an entry of the table",
+             b);
       const Place place = place_of(key, space, buckets);
       expect(place.first == b || place.second == b, "the bucket of an entry", b, place.first);
       if (place.first != b) ++overflow[place.first];
@@ -194,13 +206,14 @@ void random_operations() {
       }
     }
   }
-  std::printf("%u random changes, %zu entries at the end, load %.2f; inserted %llu, replaced %llu, erased %llu, exists "
-              "%llu, stale %llu, absent %llu, full %llu\n",
-              done, model.size(), static_cast<double>(model.size()) / (table.index.buckets * 31.0),
-              static_cast<unsigned long long>(by_status[0]), static_cast<unsigned long long>(by_status[1]),
-              static_cast<unsigned long long>(by_status[2]), static_cast<unsigned long long>(by_status[3]),
-              static_cast<unsigned long long>(by_status[4]), static_cast<unsigned long long>(by_status[5]),
-              static_cast<unsigned long long>(by_status[6]));
+  std::printf(
+      "%u random changes, %zu entries at the end, load %.2f; inserted %llu, replaced %llu, erased %llu, exists "
+      "%llu, stale %llu, absent %llu, full %llu\n",
+      done, model.size(), static_cast<double>(model.size()) / (table.index.buckets * 31.0),
+      static_cast<unsigned long long>(by_status[0]), static_cast<unsigned long long>(by_status[1]),
+      static_cast<unsigned long long>(by_status[2]), static_cast<unsigned long long>(by_status[3]),
+      static_cast<unsigned long long>(by_status[4]), static_cast<unsigned long long>(by_status[5]),
+      static_cast<unsigned long long>(by_status[6]));
 }
 
 // More keys than the table can hold: each is stored or told to be not.
@@ -333,11 +346,12 @@ void many_lookups(std::uint64_t millions) {
   Tally found{};
   check(cudaMemcpy(&found, tally.get(), sizeof found, cudaMemcpyDeviceToHost), "cudaMemcpy");
   expect(found.wrong == 0, "wrong answers", found.wrong, 0);
-  std::printf("%llu lookups in %llu entries (load %.3f): %llu wrong; stored %llu, stored near keys %llu, never stored "
-              "%llu, near misses %llu\n",
-              static_cast<unsigned long long>(asked), static_cast<unsigned long long>(kEntries),
-              static_cast<double>(kEntries) / (table.index.buckets * 31.0), found.wrong, found.stored,
-              found.near_stored, found.never, found.near_miss);
+  std::printf(
+      "%llu lookups in %llu entries (load %.3f): %llu wrong; stored %llu, stored near keys %llu, never stored "
+      "%llu, near misses %llu\n",
+      static_cast<unsigned long long>(asked), static_cast<unsigned long long>(kEntries),
+      static_cast<double>(kEntries) / (table.index.buckets * 31.0), found.wrong, found.stored, found.near_stored,
+      found.never, found.near_miss);
 }
 
 // ---- lookups beside changes. Numbers < kSteady: never changed; < kReplaced: replaced over and over; the rest, each
@@ -359,8 +373,8 @@ __global__ void make_changes(tardis_gpu_index_entry* out, std::uint32_t n, std::
 __global__ void make_concurrent_queries(Key* keys, std::uint32_t n, std::uint64_t seed) {
   for (std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
     const std::uint64_t draw = scramble(seed + i);
-    keys[i] = concurrent_key(static_cast<std::uint32_t>(draw % 2 == 0 ? kSteady + (draw >> 8) % (kAll - kSteady)
-                                                                      : (draw >> 8) % kAll));
+    keys[i] = concurrent_key(
+        static_cast<std::uint32_t>(draw % 2 == 0 ? kSteady + (draw >> 8) % (kAll - kSteady) : (draw >> 8) % kAll));
   }
 }
 
@@ -372,8 +386,8 @@ __global__ void judge_concurrent(const Key* keys, const tardis_gpu_index_answer*
                                  std::uint64_t seed, std::uint64_t* least, ConcurrentTally* tally) {
   for (std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
     const std::uint64_t draw = scramble(seed + i);
-    const auto number = static_cast<std::uint32_t>(draw % 2 == 0 ? kSteady + (draw >> 8) % (kAll - kSteady)
-                                                                 : (draw >> 8) % kAll);
+    const auto number =
+        static_cast<std::uint32_t>(draw % 2 == 0 ? kSteady + (draw >> 8) % (kAll - kSteady) : (draw >> 8) % kAll);
     const tardis_gpu_index_answer answer = answers[i];
     if (answer.status == TARDIS_GPU_INDEX_FOUND) {
       atomicAdd(&tally->found, 1ull);
@@ -394,8 +408,8 @@ __global__ void remember(const tardis_gpu_index_answer* answers, std::uint32_t n
                          std::uint64_t* least) {
   for (std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
     const std::uint64_t draw = scramble(seed + i);
-    const auto number = static_cast<std::uint32_t>(draw % 2 == 0 ? kSteady + (draw >> 8) % (kAll - kSteady)
-                                                                 : (draw >> 8) % kAll);
+    const auto number =
+        static_cast<std::uint32_t>(draw % 2 == 0 ? kSteady + (draw >> 8) % (kAll - kSteady) : (draw >> 8) % kAll);
     if (answers[i].status == TARDIS_GPU_INDEX_FOUND) {
       atomicMax(reinterpret_cast<unsigned long long*>(&least[number]),
                 static_cast<unsigned long long>(answers[i].generation));
@@ -455,10 +469,11 @@ void concurrent() {
   expect(found.old == 0, "answers older than an earlier one", found.old, 0);
   expect(found.unknown == 0, "lookups that gave up", found.unknown, 0);
   expect(found.newest > 1 && found.missed > 0, "lookups that ran beside changes", found.newest, kRounds);
-  std::printf("beside %llu changes: %llu found (newest generation %llu), %llu missed, %llu torn, %llu lost, %llu old, "
-              "%llu unknown\n",
-              static_cast<unsigned long long>(kRounds * kChanges), found.found, found.newest, found.missed, found.torn,
-              found.lost, found.old, found.unknown);
+  std::printf(
+      "beside %llu changes: %llu found (newest generation %llu), %llu missed, %llu torn, %llu lost, %llu old, "
+      "%llu unknown\n",
+      static_cast<unsigned long long>(kRounds * kChanges), found.found, found.newest, found.missed, found.torn,
+      found.lost, found.old, found.unknown);
   check(cudaStreamDestroy(writer), "cudaStreamDestroy");
   check(cudaStreamDestroy(reader), "cudaStreamDestroy");
 }
@@ -496,10 +511,12 @@ void replays() {
       asked.push_back(random() % (kRoom * 4));
       lane.keys[i] = key_of(asked[i]);
     }
+    std::memset(lane.answers.get(), 0xEE, kRoom * sizeof(tardis_gpu_index_answer));
     check(cudaGraphLaunch(exec, lane.stream), "cudaGraphLaunch");
-    lane.wait();
+    lane.wait_for_report();
     for (std::uint32_t i = 0; i < lane.count[0]; ++i) {
-      expect(lane.answers[i].status == there[asked[i]], "a lookup of a replay", lane.answers[i].status, there[asked[i]]);
+      expect(lane.answers[i].status == there[asked[i]], "a lookup of a replay", lane.answers[i].status,
+             there[asked[i]]);
       if (there[asked[i]]) expect(fits(lane.answers[i], lane.keys[i], 0), "an answer of a replay");
     }
   }

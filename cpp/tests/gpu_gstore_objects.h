@@ -25,8 +25,8 @@ TARDIS_GSTORE_FUNCTION Key key_of(std::uint64_t number) {
 TARDIS_GSTORE_FUNCTION Key near_key(std::uint64_t number, std::uint64_t which) {
   const Key from = key_of(number);
   Key key = from;
-  key.word[2] = from.word[2] ^ which;  // few bits differ
-  if (which % 2 == 0) key.word[3] = scramble(number ^ which << 40);
+  key.word[2] = from.word[2] ^ which;                                            // few bits differ
+  if (which % 2 == 0) key.word[3] = from.word[3] ^ rotate_left(which, 64 - 21);  // then the first half is the same
   key.word[1] = from.word[1] ^ rotate_left(from.word[2], 21) ^ rotate_left(from.word[3], 42) ^
                 rotate_left(key.word[2], 21) ^ rotate_left(key.word[3], 42);
   return key;
