@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hash index in GPU memory beside the store's index on the CPU, over the same entries (needs an NVIDIA GPU).
 
-First tardis_gpu_gstore_check, whose failures are the first row, then tardis_gpu_gstore_bench, a row for each line:
+First tardis_gpu_gstore_check and tardis_gpu_gstore_blocks_check, whose failures are the first rows, then
+tardis_gpu_gstore_bench and tardis_gpu_gstore_blocks_bench, a row for each line:
 
 lookup             keys a second by batch: keys in HBM, in host memory that kernels read, and copied from there by the
                    copy engine; as launches and as nodes of a CUDA graph; limits measured in the same run
@@ -24,24 +25,22 @@ import sys
 
 from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program
 
-BENCH, CHECK = "tardis_gpu_gstore_bench", "tardis_gpu_gstore_check"
-NO_GPU = 77
+BENCH, BLOCKS_BENCH = "tardis_gpu_gstore_bench", "tardis_gpu_gstore_blocks_bench"
+CHECK, BLOCKS_CHECK = "tardis_gpu_gstore_check", "tardis_gpu_gstore_blocks_check"
 
 
-def check(report: Report, program: pathlib.Path, millions: int) -> int:
-    """Run the check; its failures become a row."""
-    done = subprocess.run([program, str(millions)], capture_output=True, text=True, check=False)
+def check(report: Report, system: str, size: str, *command: str | pathlib.Path) -> int:
+    """Run a check; its failures become a row."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="", end="", flush=True)
     lines = done.stdout.splitlines()
     if done.returncode in (0, 1) and lines and lines[-1].endswith("failures"):
-        failures = int(lines[-1].split()[0])
-        report.add("index against a model", "GPU index", f"{millions}e6 lookups", failures, "wrong", None, output=lines)
+        report.add("against a model", system, size, int(lines[-1].split()[0]), "wrong", None, output=lines)
     return done.returncode
 
 
-def bench(report: Report, program: pathlib.Path, shared: pathlib.Path, entries: int, seconds: int) -> int:
-    """Run the benchmark, a row for each of its lines."""
-    command = [program, str(shared), str(entries), str(seconds)]
+def bench(report: Report, *command: str | pathlib.Path) -> int:
+    """Run a benchmark, a row for each of its lines."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -59,22 +58,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_arguments(parser)
     add_program_argument(parser, BENCH)
-    parser.add_argument("--check", type=pathlib.Path, help=f"{CHECK} (default: beside the program)")
-    parser.add_argument(
-        "--shared", type=pathlib.Path, default="/dev/shm", help="where the store's index goes (a tmpfs)"
-    )
+    parser.add_argument("--shared", type=pathlib.Path, default="/dev/shm", help="a tmpfs, for the store's index")
     parser.add_argument("--entries", type=int, help="default: 16 Mi, with --quick 1 Mi")
-    parser.add_argument("--millions", type=int, help="lookups of the check; default: 100, with --quick 2; 0: none")
+    parser.add_argument("--millions", type=int, help="lookups of the check; default: 100, with --quick 2")
     arguments = parser.parse_args()
     program = required_program(parser, arguments.program, BENCH)
     entries = arguments.entries or (1 << 20 if arguments.quick else 16 << 20)
     millions = (2 if arguments.quick else 100) if arguments.millions is None else arguments.millions
+    changes, seconds = (100_000, 10) if arguments.quick else (1_000_000, 60)
     report = Report(arguments.json, machine_facts(arguments.shared))
-    if millions:
-        result = check(report, arguments.check or program.with_name(CHECK), millions)
-        if result != 0:
-            return result
-    return bench(report, program, arguments.shared, entries, 10 if arguments.quick else 60)
+    lookups = f"{millions}e6 lookups, {changes} changes"
+    return (
+        check(report, "GPU index", lookups, program.with_name(CHECK), str(millions), str(changes))
+        or check(report, "GPU block table", f"{changes} changes", program.with_name(BLOCKS_CHECK), str(changes))
+        or bench(report, program, str(arguments.shared), str(entries), str(seconds))
+        or bench(report, program.with_name(BLOCKS_BENCH))
+    )
 
 
 if __name__ == "__main__":

@@ -3,16 +3,11 @@
 // from which on the GPU is first. bench/gstore.py runs it.
 //   tardis_gpu_gstore_bench SHARED_MEMORY_FOLDER [entries, default 16777216] [seconds of budget, default 150]
 // Prints one JSON object a line. Exit status 77: no GPU here.
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <functional>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "gpu_gstore_cpu_index.h"
-#include "gpu_gstore_support.cuh"
+#include "gpu_gstore_measure.cuh"
 
 namespace tardis::gstore::testing {
 namespace {
@@ -20,26 +15,6 @@ namespace {
 constexpr std::uint32_t kMost = 1 << 20;  // keys of a batch
 constexpr std::uint32_t kSets = 8;        // of keys, in turn: 256 MiB, more than the caches hold
 const std::vector<std::uint32_t> kBatches = {32, 128, 512, 2048, 8192, 32768, 131072, 524288, 1048576};
-
-using Clock = std::chrono::steady_clock;
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<std::size_t>(static_cast<double>(values.size()) * share))];
-}
-double median(const std::vector<double>& values) { return quantile(values, 0.5); }
-
-void row(const char* test, const char* system, const std::string& size, double value, const char* unit,
-         double limit = 0, double p99 = 0) {
-  std::printf("{\"case\": \"%s\", \"system\": \"%s\", \"size\": \"%s\", \"value\": %.4f, \"unit\": \"%s\"", test,
-              system, size.c_str(), value, unit);
-  if (limit > 0) std::printf(", \"limit\": %.4f", limit);
-  if (p99 > 0) std::printf(", \"p99\": %.4f", p99);
-  std::printf("}\n");
-  std::fflush(stdout);
-}
-std::string keys_text(std::uint32_t n) { return std::to_string(n) + " keys"; }
 
 __global__ void make_entries(tardis_gpu_index_entry* out, std::uint64_t first, std::uint32_t n, std::uint8_t op) {
   for (std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
@@ -106,55 +81,6 @@ __global__ void __launch_bounds__(256)
   const std::uint64_t epoch = ++*epoch_memory;
   asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(&report->epoch), "l"(epoch) : "memory");
 }
-
-class Timer {
- public:
-  explicit Timer(cudaStream_t stream) : stream_(stream) {
-    check(cudaEventCreate(&begin_), "cudaEventCreate");
-    check(cudaEventCreate(&end_), "cudaEventCreate");
-  }
-  ~Timer() {
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
-  }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
-  double seconds(const std::function<void()>& work) {
-    check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
-    work();
-    check(cudaEventRecord(end_, stream_), "cudaEventRecord");
-    check(cudaEventSynchronize(end_), "cudaEventSynchronize");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
-    return milliseconds * 1e-3;
-  }
-
- private:
-  cudaStream_t stream_;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
-};
-
-class Graph {
- public:
-  Graph(cudaStream_t stream, const std::function<void()>& work) {
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    work();
-    check(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
-    check(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
-    check(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
-  }
-  ~Graph() {
-    cudaGraphExecDestroy(exec_);
-    cudaGraphDestroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch"); }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t exec_ = nullptr;
-};
 
 struct Bench {
   Bench(std::uint64_t entries, const std::string& folder)

@@ -162,7 +162,7 @@ class RandomOperations {
     std::printf("%u operations on %u rows; by status:", done, model_.rows);
     for (const std::uint64_t n : seen_) std::printf(" %llu", static_cast<unsigned long long>(n));
     std::printf("\n");
-    for (const std::uint64_t n : seen_) expect(n > 0, "operations with each status", n, 1);
+    for (const std::uint64_t n : seen_) expect(n > 0 || operations < 100'000, "operations with each status", n, 1);
   }
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // On a GPU: the index against a std::unordered_map and against objects that follow from a number.
-//   tardis_gpu_gstore_check [millions of lookups, default 100]
+//   tardis_gpu_gstore_check [millions of lookups, default 100] [random changes, default 1000000]
+// Under a sanitizer: 0 20000.
 // Exit status 0: no wrong answer; 1: some, or a CUDA error; 77: no GPU here.
 #include <algorithm>
 #include <cstring>
@@ -121,8 +122,8 @@ void compare_state(const Table& table, const Model& model, std::uint16_t space) 
   }
 }
 
-void random_operations() {
-  constexpr std::uint32_t kRoom = 4096, kOperations = 1'000'000, kUniverse = 60'000;
+void random_operations(std::uint32_t operations) {
+  constexpr std::uint32_t kRoom = 4096, kUniverse = 60'000;
   constexpr std::uint16_t kSpace = 77;
   Table table(40'000);  // room for 50,000: some changes find both buckets full
   Lane lane(kRoom);
@@ -137,8 +138,8 @@ void random_operations() {
   std::vector<std::uint32_t> order(universe.size());
   for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   std::uint32_t done = 0;
-  for (std::uint64_t round = 0; done < kOperations; ++round) {
-    const std::uint32_t n = std::min<std::uint32_t>(1 + random() % kRoom, kOperations - done);
+  for (std::uint64_t round = 0; done < operations; ++round) {
+    const std::uint32_t n = std::min<std::uint32_t>(1 + random() % kRoom, operations - done);
     for (std::uint32_t i = 0; i < n; ++i) {
       std::swap(order[i], order[i + random() % (order.size() - i)]);
       const auto op = static_cast<std::uint8_t>(round % 16 < 8 || random() % 16 < 9 ? random() % 2 : 2);
@@ -178,7 +179,7 @@ void random_operations() {
     if (n < kRoom) expect(lane.statuses[n] == 0xEE, "a status beyond the count", lane.statuses[n], 0xEE);
     expect(std::memcmp(totals, lane.report[0].totals, sizeof totals) == 0, "totals of a report");
     done += n;
-    if (round % 40 == 0 || done == kOperations) {
+    if (round % 40 == 0 || done == operations) {
       compare_state(table, model, kSpace);
       for (std::size_t from = 0; from < universe.size(); from += kRoom) {
         lane.count[0] = static_cast<std::uint32_t>(std::min<std::size_t>(kRoom, universe.size() - from));
@@ -287,6 +288,8 @@ __global__ void make_queries(Key* keys, std::uint64_t seed, std::uint64_t entrie
 
 struct Tally {
   unsigned long long wrong, stored, near_stored, never, near_miss;
+  Query query;  // one that was answered wrongly
+  tardis_gpu_index_answer answer;
 };
 
 __global__ void judge(const tardis_gpu_index_answer* answers, std::uint64_t seed, std::uint64_t entries,
@@ -298,7 +301,10 @@ __global__ void judge(const tardis_gpu_index_answer* answers, std::uint64_t seed
     bool good = answer.status == (stored ? 1 : 0);
     if (stored) good = good && answer.generation == query.number + 1 && fits(answer, query.key, space);
     if (!stored) good = good && answer.location == kNowhere;
-    if (!good) atomicAdd(&tally->wrong, 1ull);
+    if (!good && atomicAdd(&tally->wrong, 1ull) == 0) {
+      tally->query = query;
+      tally->answer = answer;
+    }
     unsigned long long* of[] = {&tally->stored, &tally->never, &tally->near_miss, &tally->near_stored};
     atomicAdd(of[static_cast<int>(query.ask)], 1ull);
   }
@@ -346,6 +352,14 @@ void many_lookups(std::uint64_t millions) {
   Tally found{};
   check(cudaMemcpy(&found, tally.get(), sizeof found, cudaMemcpyDeviceToHost), "cudaMemcpy");
   expect(found.wrong == 0, "wrong answers", found.wrong, 0);
+  if (found.wrong != 0) {
+    const Place place = place_of(found.query.key, kSpace, table.index.buckets);
+    std::fprintf(stderr, "kind %u, number %llu, buckets %u and %u, tag %x: status %u, location %llx, generation %llu\n",
+                 static_cast<unsigned>(found.query.ask), static_cast<unsigned long long>(found.query.number),
+                 place.first, place.second, place.tag, found.answer.status,
+                 static_cast<unsigned long long>(found.answer.location),
+                 static_cast<unsigned long long>(found.answer.generation));
+  }
   std::printf(
       "%llu lookups in %llu entries (load %.3f): %llu wrong; stored %llu, stored near keys %llu, never stored "
       "%llu, near misses %llu\n",
@@ -417,9 +431,8 @@ __global__ void remember(const tardis_gpu_index_answer* answers, std::uint32_t n
   }
 }
 
-void concurrent() {
+void concurrent(std::uint64_t rounds) {
   constexpr std::uint32_t kChanges = kAll - kSteady, kLookups = 1 << 18, kCtas = 264;
-  constexpr std::uint64_t kRounds = 400;
   Table table(kAll);
   auto changes = device_array<tardis_gpu_index_entry>(kAll);
   auto keys = device_array<Key>(kLookups);
@@ -447,7 +460,7 @@ void concurrent() {
   expect(reports[0].totals[TARDIS_GPU_INDEX_INSERTED] == kAll, "inserted", reports[0].totals[0], kAll);
   counts[0] = kChanges;
   counts[1] = kLookups;
-  for (std::uint64_t round = 0; round < kRounds; ++round) {
+  for (std::uint64_t round = 0; round < rounds; ++round) {
     make_changes<<<64, 256, 0, writer>>>(changes.get(), kChanges, round);
     check(tardis_gpu_index_apply(&table.index, changes.get(), &counts[0], kChanges, nullptr, &tickets[0], &reports[0],
                                  kCtas, writer),
@@ -468,19 +481,19 @@ void concurrent() {
   expect(found.lost == 0, "misses of keys that were there throughout", found.lost, 0);
   expect(found.old == 0, "answers older than an earlier one", found.old, 0);
   expect(found.unknown == 0, "lookups that gave up", found.unknown, 0);
-  expect(found.newest > 1 && found.missed > 0, "lookups that ran beside changes", found.newest, kRounds);
+  expect(found.newest > 1 && found.missed > 0, "lookups that ran beside changes", found.newest, rounds);
   std::printf(
       "beside %llu changes: %llu found (newest generation %llu), %llu missed, %llu torn, %llu lost, %llu old, "
       "%llu unknown\n",
-      static_cast<unsigned long long>(kRounds * kChanges), found.found, found.newest, found.missed, found.torn,
+      static_cast<unsigned long long>(rounds * kChanges), found.found, found.newest, found.missed, found.torn,
       found.lost, found.old, found.unknown);
   check(cudaStreamDestroy(writer), "cudaStreamDestroy");
   check(cudaStreamDestroy(reader), "cudaStreamDestroy");
 }
 
 // One graph, replayed with other counts, keys and changes.
-void replays() {
-  constexpr std::uint32_t kRoom = 2048, kReplays = 1000;
+void replays(std::uint32_t replays) {
+  constexpr std::uint32_t kRoom = 2048;
   Table table(kRoom * 4);
   Lane lane(kRoom);
   auto change_ticket = device_array<tardis_gpu_ticket>(1);
@@ -496,7 +509,7 @@ void replays() {
   check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
   std::mt19937_64 random(3);
   std::vector<bool> there(kRoom * 4);
-  for (std::uint32_t replay = 0; replay < kReplays; ++replay) {
+  for (std::uint32_t replay = 0; replay < replays; ++replay) {
     change_count[0] = random() % (kRoom + 1);
     const std::uint32_t start = random() % (3 * kRoom);
     for (std::uint32_t i = 0; i < change_count[0]; ++i) {
@@ -525,7 +538,7 @@ void replays() {
   lane.wait();
   check(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
   check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  std::printf("%u replays of one graph\n", kReplays);
+  std::printf("%u replays of one graph\n", replays);
 }
 
 }  // namespace
@@ -535,10 +548,12 @@ int main(int argc, char** argv) {
   using namespace tardis::gstore::testing;
   if (no_device()) return 77;
   full_table();
-  random_operations();
-  replays();
-  concurrent();
-  many_lookups(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100);
+  const std::uint64_t millions = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100;
+  const auto changes = static_cast<std::uint32_t>(argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 1'000'000);
+  random_operations(changes);
+  replays(changes / 1000);
+  concurrent(changes / 2500);
+  if (millions > 0) many_lookups(millions);
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }
