@@ -43,8 +43,8 @@ struct Bench {
         ticket(device_array<tardis_gpu_ticket>(1)),
         report(mapped_array<tardis_gpu_report>(1)) {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    check(tardis_gpu_blocks_place(&blocks, memory.get(), tardis_gpu_blocks_memory_bytes(kHbm, kDram, kFile, kRows), kHbm,
-                                  kDram, kFile, kRows),
+    check(tardis_gpu_blocks_place(&blocks, memory.get(), tardis_gpu_blocks_memory_bytes(kHbm, kDram, kFile, kRows),
+                                  kHbm, kDram, kFile, kRows),
           "tardis_gpu_blocks_place");
     check(tardis_gpu_blocks_reset(&blocks, stream), "tardis_gpu_blocks_reset");
     number_files<<<1024, 256, 0, stream>>>(files.get(), kFile);
@@ -92,8 +92,8 @@ struct Bench {
       use(TARDIS_GPU_UNREF, n);
       expect_ok(n, "given back");
       swap.push_back(timer.seconds([&] {
-        check(tardis_gpu_blocks_swap_begin(&blocks, TARDIS_GPU_DRAM, 0, handles.get(), count.get(), n, ids.get(), to.get(),
-                                           nullptr, ticket.get(), report.get(), stream),
+        check(tardis_gpu_blocks_swap_begin(&blocks, TARDIS_GPU_DRAM, 0, handles.get(), count.get(), n, ids.get(),
+                                           to.get(), nullptr, ticket.get(), report.get(), stream),
               "tardis_gpu_blocks_swap_begin");
         check(tardis_gpu_blocks_swap_end(&blocks, handles.get(), to.get(), nullptr, count.get(), n, nullptr,
                                          ticket.get(), report.get(), stream),
@@ -101,8 +101,9 @@ struct Bench {
       }));
       expect_ok(n, "moved");
       free.push_back(timer.seconds([&] {
-        check(tardis_gpu_blocks_free(&blocks, handles.get(), count.get(), n, nullptr, ticket.get(), report.get(), stream),
-              "tardis_gpu_blocks_free");
+        check(
+            tardis_gpu_blocks_free(&blocks, handles.get(), count.get(), n, nullptr, ticket.get(), report.get(), stream),
+            "tardis_gpu_blocks_free");
       }));
       expect_ok(n, "freed");
       make_answers<<<1024, 256, 0, stream>>>(answers.get(), all_handles.get(), kFile, n);

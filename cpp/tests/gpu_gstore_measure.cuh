@@ -22,7 +22,7 @@ inline double quantile(std::vector<double> values, double share) {
 inline double median(const std::vector<double>& values) { return quantile(values, 0.5); }
 
 inline void row(const char* test, const char* system, const std::string& size, double value, const char* unit,
-         double limit = 0, double p99 = 0) {
+                double limit = 0, double p99 = 0) {
   std::printf("{\"case\": \"%s\", \"system\": \"%s\", \"size\": \"%s\", \"value\": %.4f, \"unit\": \"%s\"", test,
               system, size.c_str(), value, unit);
   if (limit > 0) std::printf(", \"limit\": %.4f", limit);
