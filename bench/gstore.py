@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hash index in GPU memory beside the store's index on the CPU, over the same entries (needs an NVIDIA GPU).
 
-First tardis_gpu_gstore_check and tardis_gpu_gstore_blocks_check, whose failures are the first rows, then
+First tardis_gpu_gstore_check, _blocks_check and _restore_check, whose failures are the first rows, then
 tardis_gpu_gstore_bench and tardis_gpu_gstore_blocks_bench, a row for each line:
 
 lookup             keys a second by batch: keys in HBM, in host memory that kernels read, and copied from there by the
@@ -27,6 +27,7 @@ from common import Report, add_common_arguments, add_program_argument, machine_f
 
 BENCH, BLOCKS_BENCH = "tardis_gpu_gstore_bench", "tardis_gpu_gstore_blocks_bench"
 CHECK, BLOCKS_CHECK = "tardis_gpu_gstore_check", "tardis_gpu_gstore_blocks_check"
+RESTORE_CHECK = "tardis_gpu_gstore_restore_check"
 
 
 def check(report: Report, system: str, size: str, *command: str | pathlib.Path) -> int:
@@ -71,6 +72,7 @@ def main() -> int:
     return (
         check(report, "GPU index", lookups, program.with_name(CHECK), str(millions), str(changes))
         or check(report, "GPU block table", f"{changes} changes", program.with_name(BLOCKS_CHECK), str(changes))
+        or check(report, "GPU index and block table", "300 graph replays", program.with_name(RESTORE_CHECK))
         or bench(report, program, str(arguments.shared), str(entries), str(seconds))
         or bench(report, program.with_name(BLOCKS_BENCH))
     )
