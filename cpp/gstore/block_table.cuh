@@ -91,8 +91,9 @@ __device__ __forceinline__ std::uint32_t take_numbers(const tardis_gpu_pool& poo
   if (granted == 0) return ~0u;
   fence();  // forbids that a bit is looked at before the number was reserved
   const std::uint32_t words = (pool.size + 31) / 32;
-  start = start < words ? start : 0;
-  const Deadline deadline;
+  // A word apart from the next warp, so that warps which look at once do not want the same bits.
+  start = (start + blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes) % words;
+  Deadline deadline;
   std::uint32_t have = 0;
   while (have < granted) {
     const std::uint32_t at = start + self;
@@ -124,7 +125,7 @@ __device__ __forceinline__ std::uint32_t take_numbers(const tardis_gpu_pool& poo
     }
     have += all;
     if (have < granted) start = start + kLanes < words ? start + kLanes : 0;
-    if (__any_sync(kAllLanes, deadline.passed())) break;
+    if (__any_sync(kAllLanes, deadline.passed(Deadline::kWriterPatience))) break;
   }
   if (self == 0) {
     *static_cast<volatile std::uint32_t*>(pool.control + kNext) = start;

@@ -16,13 +16,6 @@ TARDIS_GSTORE_FUNCTION tardis_gpu_index_answer miss() {
   return {kNowhere, 0, 0, 0, static_cast<std::uint32_t>(Found::kMiss)};
 }
 
-// Looks at an entry that a writer is replacing: some 0.3 ms on a GPU, where writers do not pause.
-#if defined(__CUDACC__)
-constexpr int kReaderPatience = 4096;
-#else
-constexpr int kReaderPatience = 64;
-#endif
-
 // Loads four words of a record that may be written meanwhile: in halves of 16 bytes on a device.
 TARDIS_GSTORE_FUNCTION void load_half(const std::uint64_t* from, std::uint64_t* to) {
 #if defined(__CUDA_ARCH__)
@@ -38,7 +31,8 @@ TARDIS_GSTORE_FUNCTION void load_half(const std::uint64_t* from, std::uint64_t* 
 TARDIS_GSTORE_FUNCTION Found examine(const std::uint64_t* word, const std::uint64_t* record, std::uint64_t seen,
                                      std::uint32_t tag, const Key& key, std::uint32_t space,
                                      tardis_gpu_index_answer& answer) {
-  for (int look = 0; look < kReaderPatience; ++look) {
+  Deadline deadline;
+  for (;;) {
     if (!leads_to(seen, tag)) return Found::kMiss;  // taken away
     if (state_of(seen) == EntryState::kLive) {
       std::uint64_t found[kRecordWords];
@@ -63,9 +57,9 @@ TARDIS_GSTORE_FUNCTION Found examine(const std::uint64_t* word, const std::uint6
       relax();
       seen = load(word);
     }
+    if (deadline.passed(Deadline::kReaderPatience)) return Found::kUnknown;
     acquire_fence();  // forbids that the record is read before the word that leads to it
   }
-  return Found::kUnknown;
 }
 
 }  // namespace tardis::gstore

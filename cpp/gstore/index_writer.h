@@ -53,11 +53,11 @@ class IndexWriter {
 
   TARDIS_GSTORE_FUNCTION bool lock() {
     const std::uint64_t locked = warp_.leader([&]() -> std::uint64_t {
-      const Deadline deadline;
+      Deadline deadline;
       for (;;) {
         const std::uint64_t header = load(header_);
         if ((header & kLocked) == 0 && compare_exchange(header_, header, header | kLocked)) return 1;
-        if (deadline.passed()) return 0;
+        if (deadline.passed(Deadline::kWriterPatience)) return 0;
         relax();
       }
     });

@@ -480,7 +480,16 @@ void concurrent(std::uint64_t rounds) {
   expect(found.torn == 0, "torn answers", found.torn, 0);
   expect(found.lost == 0, "misses of keys that were there throughout", found.lost, 0);
   expect(found.old == 0, "answers older than an earlier one", found.old, 0);
-  expect(found.unknown == 0, "lookups that gave up", found.unknown, 0);
+  // They may give up where a writer is held up for long; this is no wrong answer, but must be rare.
+  expect(found.unknown * 1'000'000 <= rounds * kLookups, "lookups that gave up", found.unknown, 0);
+  std::vector<std::uint64_t> words(std::size_t{table.index.buckets} * kLanes);
+  check(cudaMemcpy(words.data(), table.index.words, words.size() * 8, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const bool header = i % kLanes == 0;
+    const bool rests = header ? (words[i] & kLocked) == 0
+                              : state_of(words[i]) == EntryState::kEmpty || state_of(words[i]) == EntryState::kLive;
+    expect(rests, "a word at rest after changes", i, words[i]);
+  }
   expect(found.newest > 1 && found.missed > 0, "lookups that ran beside changes", found.newest, rounds);
   std::printf(
       "beside %llu changes: %llu found (newest generation %llu), %llu missed, %llu torn, %llu lost, %llu old, "
