@@ -143,7 +143,9 @@ Status Driver::request_queues(std::uint32_t& granted) {
   SubmissionEntry command{};
   command.opcode = static_cast<std::uint8_t>(AdminOpcode::kSetFeatures);
   command.cdw10 = kFeatureQueues;
-  const std::uint32_t asked = options_.queues - 1;  // 0-based
+  const std::uint64_t wanted = std::uint64_t{options_.queues} + options_.external_queues;
+  const auto asked = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, kMaxQueueEntries - 1) -
+                                                1);  // 0-based; ffffh is not allowed
   command.cdw11 = asked << 16 | asked;
   auto reply = admin(command);
   if (auto ok = answered(reply, "Set Features (number of queues)"); !ok) return ok;
@@ -214,6 +216,9 @@ std::string Driver::report() const {
   std::string text = "NVMe " + std::string(version) + " '" + controller_.model + "' " + controller_.serial + ": " +
                      std::to_string(queues_.size()) + " queue pairs";
   if (granted_queues_ < options_.queues) text += " (" + std::to_string(options_.queues) + " asked for)";
+  if (options_.external_queues != 0) {
+    text += " and up to " + std::to_string(external_queues()) + " for owners outside";
+  }
   text += " of " + std::to_string(queue_depth()) + " commands";
   text += controller_.sgl == SglRule::kNone    ? ", PRP"
           : controller_.sgl == SglRule::kDword ? ", PRP and SGL (dword)"

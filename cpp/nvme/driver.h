@@ -3,6 +3,7 @@
 // that waits has a deadline, and memory is given back only when the controller cannot touch it any more.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "nvme/admin_queue.h"
 #include "nvme/controller_registers.h"
 #include "nvme/dma.h"
+#include "nvme/external_queue.h"
 #include "nvme/identify.h"
 #include "nvme/io_queue.h"
 #include "nvme/registered_memory.h"
@@ -26,7 +28,8 @@ namespace tardis::nvme {
 struct DriverOptions {
   std::uint32_t queues = 4;           // I/O queue pairs asked for; the controller may grant fewer
   std::uint32_t queue_entries = 256;  // of each; bounded by CAP.MQES, and one less is usable
-  std::uint32_t bounce_buffers = 16;  // of each queue
+  std::uint32_t external_queues = 0;  // more of them, for owners outside the driver (external_queue.h)
+  std::uint32_t bounce_buffers = 16;  // of each of the driver's own
   std::uint32_t bounce_bytes = 128u << 10;
   std::uint32_t max_command_bytes = 1u << 20;  // whatever the controller allows
   bool zero_copy = true;  // registered memory is named to the controller; needs a mapper whose unmap() ends access
@@ -87,6 +90,10 @@ class Driver {
   std::uint32_t queue_pairs() const { return static_cast<std::uint32_t>(queues_.size()); }
   std::uint32_t queue_depth() const { return queues_.front()->commands(); }  // commands in flight of one queue pair
 
+  std::uint32_t external_queues() const {  // that can be open at once
+    return std::min(options_.external_queues, granted_queues_ - queue_pairs());
+  }
+
   std::uint32_t bounce_bytes() const { return queues_.front()->bounce_bytes(); }
 
   DriverState state() const { return state_.load(); }
@@ -97,6 +104,15 @@ class Driver {
   Status register_memory(void* base, std::size_t bytes) { return register_memory(host_memory_, base, bytes); }
   Status register_memory(MemoryProvider& provider, void* base, std::size_t bytes);
   void unregister_memory(void* base) { registered_.remove(base); }
+
+  // A queue pair for an owner outside the driver. If the controller is reset, it ends and is not made again.
+  Result<ExternalQueue> open_external(const ExternalRings& rings) { return open_external(host_memory_, rings); }
+  // `provider` must stay until close_external(); memory that the CPU cannot reach is zeroed by the caller.
+  Result<ExternalQueue> open_external(MemoryProvider& provider, const ExternalRings& rings);
+  // Its owner stores to no doorbell any more. Once this has returned, whatever it returns, the controller touches
+  // neither the rings nor memory of commands that were in flight.
+  Status close_external(std::uint16_t id);
+  bool external_alive(std::uint16_t id);
 
   // Feature 06h. Only of controllers that have a volatile cache.
   Result<bool> volatile_cache_enabled();
@@ -155,8 +171,10 @@ class Driver {
   Result<AdminReply> admin(const SubmissionEntry& command);
   static Status answered(const Result<AdminReply>& reply, const std::string& what);  // and with success
   Status create_queue(IoQueue& queue);
-  Status delete_submission_queue(IoQueue& queue);
-  Status delete_completion_queue(IoQueue& queue);
+  Result<AdminReply> create_completion_queue(std::uint16_t id, std::uint32_t entries, std::uint64_t address);
+  Result<AdminReply> create_submission_queue(std::uint16_t id, std::uint32_t entries, std::uint64_t address);
+  Status delete_submission_queue(std::uint16_t id);
+  Status delete_completion_queue(std::uint16_t id);
   bool send_abort(IoQueue& queue, std::uint16_t command_id);  // false: no answer
 
   // recovery.cpp. Those that end with _locked hold recovery_, give_up_held() the locks of all queues too.
@@ -167,6 +185,18 @@ class Driver {
   std::vector<std::unique_lock<std::mutex>> hold_all();
   Status stop_controller();
   void give_up_held(DriverState state, bool stopped);
+
+  // external_queues.cpp
+  struct External {
+    std::uint16_t id;
+    std::byte* memory;
+    MemoryProvider* provider;
+    bool mapped, alive;
+  };
+  Status create_external_locked(External& external, std::uint32_t entries, std::uint64_t address);
+  Status end_external_locked(External& external);
+  Status delete_externals_locked();
+  bool revoke_externals_locked();  // false: some of their memory may still be written to
 
   RegisterWindow& window_;
   DmaMapper& mapper_;
@@ -187,6 +217,7 @@ class Driver {
 
   // Held while queues are deleted and made, and the controller is reset. Taken before a queue's own lock.
   std::mutex recovery_;
+  std::vector<External> externals_;  // under recovery_
 
   // The queues that nobody owns, given out in the order of asking.
   std::mutex pool_mutex_;

@@ -31,21 +31,32 @@ Result<AdminReply> Driver::admin(const SubmissionEntry& command) {
 }
 
 Status Driver::create_queue(IoQueue& queue) {
-  const std::uint32_t identity = queue_identity(queue.entries(), queue.id());
-  // Polled: no interrupts. The completion queue first, since the submission queue names it.
-  const auto cq = queue_command(AdminOpcode::kCreateCq, identity, kQueueContiguous, queue.completion_address());
-  if (auto ok = answered(admin(cq), "Create I/O Completion Queue"); !ok) return ok;
-  const auto sq = queue_command(AdminOpcode::kCreateSq, identity, kQueueContiguous | std::uint32_t{queue.id()} << 16,
-                                queue.submission_address());
-  return answered(admin(sq), "Create I/O Submission Queue");
+  // The completion queue first, since the submission queue names it.
+  if (auto ok = answered(create_completion_queue(queue.id(), queue.entries(), queue.completion_address()),
+                         "Create I/O Completion Queue");
+      !ok) {
+    return ok;
+  }
+  return answered(create_submission_queue(queue.id(), queue.entries(), queue.submission_address()),
+                  "Create I/O Submission Queue");
 }
 
-Status Driver::delete_submission_queue(IoQueue& queue) {
-  return answered(admin(queue_command(AdminOpcode::kDeleteSq, queue.id(), 0, 0)), "Delete I/O Submission Queue");
+Result<AdminReply> Driver::create_completion_queue(std::uint16_t id, std::uint32_t entries, std::uint64_t address) {
+  // Polled: no interrupts.
+  return admin(queue_command(AdminOpcode::kCreateCq, queue_identity(entries, id), kQueueContiguous, address));
 }
 
-Status Driver::delete_completion_queue(IoQueue& queue) {
-  return answered(admin(queue_command(AdminOpcode::kDeleteCq, queue.id(), 0, 0)), "Delete I/O Completion Queue");
+Result<AdminReply> Driver::create_submission_queue(std::uint16_t id, std::uint32_t entries, std::uint64_t address) {
+  return admin(queue_command(AdminOpcode::kCreateSq, queue_identity(entries, id),
+                             kQueueContiguous | std::uint32_t{id} << 16, address));
+}
+
+Status Driver::delete_submission_queue(std::uint16_t id) {
+  return answered(admin(queue_command(AdminOpcode::kDeleteSq, id, 0, 0)), "Delete I/O Submission Queue");
+}
+
+Status Driver::delete_completion_queue(std::uint16_t id) {
+  return answered(admin(queue_command(AdminOpcode::kDeleteCq, id, 0, 0)), "Delete I/O Completion Queue");
 }
 
 bool Driver::send_abort(IoQueue& queue, std::uint16_t command_id) {

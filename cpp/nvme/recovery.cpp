@@ -70,7 +70,7 @@ void Driver::wait_for_late(IoQueue& queue, std::uint64_t deadline) {
 
 bool Driver::replace_queue_locked(IoQueue& queue) {
   // Its answer says that every command of the queue has ended. The rings stay mapped, and are used again.
-  if (!delete_submission_queue(queue) || !delete_completion_queue(queue)) return false;
+  if (!delete_submission_queue(queue.id()) || !delete_completion_queue(queue.id())) return false;
   count_.queue_deletions.fetch_add(1, std::memory_order_relaxed);
   {
     const auto held = queue.hold();
@@ -102,6 +102,7 @@ Status Driver::reset_locked() {
   auto stopped = stop_controller();
   auto result = stopped;
   if (result) {
+    for (External& external : externals_) external.alive = false;
     for (const auto& queue : queues_) queue->restart_held();
     result = start_controller();
     if (result) result = check_unchanged();
@@ -127,7 +128,8 @@ Status Driver::stop_controller() {
 void Driver::give_up_held(DriverState state, bool stopped) {
   state_.store(state);
   // First what users own. Only then do their requests end.
-  if (!registered_.revoke() && !stopped) {
+  const bool rings_revoked = revoke_externals_locked();
+  if ((!registered_.revoke() || !rings_revoked) && !stopped) {
     // The next use of that memory, by whoever gets it, could be overwritten at any time; nothing that this process
     // computes from then on could be trusted.
     std::fprintf(stderr,
@@ -147,12 +149,13 @@ Status Driver::shut_down() {
   Status result;
   // A bring-up that failed half-way left nothing to shut down in good order.
   if (started_ && registers_.health() == Health::kReady) {
+    result = delete_externals_locked();
     // A submission queue before the completion queue that it names.
     for (const auto& queue : queues_) {
-      if (result) result = delete_submission_queue(*queue);
+      if (result) result = delete_submission_queue(queue->id());
     }
     for (const auto& queue : queues_) {
-      if (result) result = delete_completion_queue(*queue);
+      if (result) result = delete_completion_queue(queue->id());
     }
     admin_->suspend();
     std::uint32_t timeout_ms = options_.shutdown_timeout_ms;
