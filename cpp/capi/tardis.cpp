@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "block/path_report_json.h"
+#include "capi/guarded.h"
 #include "store/digest.h"
 #include "store/list.h"
 #include "store/live_verify.h"
@@ -24,33 +25,11 @@ struct tardis_store {
 namespace {
 
 using namespace tardis;
+using capi::copy_text;
+using capi::guarded;
 
 static_assert(sizeof(Hash256) == TARDIS_HASH_BYTES && sizeof(Fingerprint) == TARDIS_FINGERPRINT_BYTES);
 static_assert(static_cast<int>(Code::kInternal) == TARDIS_INTERNAL);
-
-char* copy_text(const std::string& text) {
-  auto* memory = static_cast<char*>(std::malloc(text.size() + 1));
-  if (memory != nullptr) std::memcpy(memory, text.c_str(), text.size() + 1);
-  return memory;
-}
-
-tardis_code fail(const Error& error, char** message) {
-  if (message != nullptr) *message = copy_text(error.message);
-  return static_cast<tardis_code>(error.code);
-}
-
-template <class Body>
-tardis_code guarded(char** message, Body body) {
-  if (message != nullptr) *message = nullptr;
-  try {
-    const Status status = body();
-    return status ? TARDIS_OK : fail(status.error(), message);
-  } catch (const std::bad_alloc&) {
-    return fail({Code::kInternal, "out of memory"}, message);
-  } catch (const std::exception& error) {
-    return fail({Code::kInternal, error.what()}, message);
-  }
-}
 
 Result<StoreOptions> store_options(const tardis_options& o) {
   if (o.abi_version != TARDIS_ABI_VERSION) {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Moves bytes between bounce slots and scattered memory with bulk copies: one warp loads chunks for all rings of the
+// CTA, one stores them.
+#pragma once
+
+#include <cstdint>
+
+#include "gio/mover.cuh"
+#include "gio/mover_control.cuh"
+
+namespace tardis::gio {
+
+__device__ __forceinline__ Part part_of(const RingSlot& slot, std::byte* bounce) {
+  const auto slot_address = reinterpret_cast<std::uint64_t>(bounce);
+  Part part = {};
+  std::uint64_t at = slot_address;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kPieces; ++i) {
+    const bool reads = slot.op == IoOp::kRead;
+    part.pieces[i] = {reads ? at : slot.memory[i], reads ? slot.memory[i] : at, slot.bytes[i]};
+    at += slot.bytes[i];
+  }
+  return part;
+}
+
+// The loading warp, until no ring of the CTA posts any more.
+template <class Stages>
+__device__ __forceinline__ void load_parts(Stages& stages, const MovedRing* rings, std::uint32_t count) {
+  Loader<Stages> loader(stages);
+  for_posted_jobs(rings, count, [&](std::uint32_t ring, std::uint32_t first, std::uint32_t jobs) {
+    const MovedRing& moved = rings[ring];
+    for (std::uint32_t job = first; job != first + jobs; ++job) {
+      const std::uint32_t index = moved.work.jobs[job % moved.queue->commands];
+      const Part part =
+          part_of(moved.work.slots[index], moved.queue->bounce + std::uint64_t{index} * moved.queue->slot_bytes);
+      const auto chunks = static_cast<std::uint32_t>(part.chunks());
+      for (std::uint32_t i = 0; i < chunks; ++i) loader.load(chunk_of(part, i), ring << 16 | index, i, chunks);
+    }
+  });
+  loader.finish();
+}
+
+// For store_chunks().
+struct JobReport {
+  static constexpr bool kWanted = true;
+  const MovedRing* rings;
+  __device__ __forceinline__ void landed(const Stage& stage) {
+    share_moved(rings[stage.part >> 16].work.slots[stage.part & 0xffff]);
+  }
+};
+
+}  // namespace tardis::gio

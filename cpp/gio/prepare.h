@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the pages of one layer to the contexts that move them: one command for K and V of a page, or as few as a
+// command's limit allows. For host and device code (C++17).
+#pragma once
+
+#include <cstdint>
+
+#include "gio/iocb.h"
+
+namespace tardis::gio {
+
+// A layer of a KV pool in which a page is `page_bytes` contiguous bytes of K and of V (or of one buffer, as MLA has
+// it), and where the same page lies on the drive: K, then V.
+struct LayerPages {
+  const std::uint32_t* memory_pages;  // page i of the transfer is this page of the pools
+  const std::uint32_t* file_pages;    // and this one on the drive
+  const std::uint32_t* count;         // of pages
+  std::uint64_t pools[kPieces];       // addresses of page 0; the second may be 0
+  std::uint64_t page_stride[kPieces];
+  std::uint32_t page_bytes[kPieces];  // the second may be 0
+  std::uint64_t first_block;          // of this layer in file page 0
+  std::uint64_t blocks_per_page;      // from a file page to the next
+  std::uint32_t block_shift;
+  std::uint32_t most_bytes;  // of a command: whole blocks
+  IoOp op;
+
+  TARDIS_HD std::uint64_t bytes() const { return std::uint64_t{page_bytes[0]} + page_bytes[1]; }
+  TARDIS_HD std::uint32_t commands_per_page() const {
+    return static_cast<std::uint32_t>((bytes() + most_bytes - 1) / most_bytes);
+  }
+  // Command `command` of page i.
+  TARDIS_HD IoContext context(std::uint32_t i, std::uint32_t command) const {
+    IoContext context{};
+    const std::uint64_t begin = std::uint64_t{command} * most_bytes;
+    const std::uint64_t end = begin + most_bytes < bytes() ? begin + most_bytes : bytes();
+    context.block = first_block + file_pages[i] * blocks_per_page + (begin >> block_shift);
+    context.op = op;
+    context.tag = i;
+    std::uint32_t piece = 0;
+    for (std::uint32_t half = 0; half < kPieces; ++half) {
+      const std::uint64_t half_begin = half == 0 ? 0 : page_bytes[0], half_end = half_begin + page_bytes[half];
+      const std::uint64_t from = begin > half_begin ? begin : half_begin, to = end < half_end ? end : half_end;
+      if (from >= to) continue;
+      context.memory[piece] = pools[half] + memory_pages[i] * page_stride[half] + (from - half_begin);
+      context.bytes[piece++] = static_cast<std::uint32_t>(to - from);
+    }
+    return context;
+  }
+};
+
+}  // namespace tardis::gio
