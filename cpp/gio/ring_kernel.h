@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings on a GPU. C ABI of libtardis_gpu.so (docs/gio-ring.md). Everything is enqueued on a stream and may be captured in a
-// graph; nothing here allocates or waits. Every function returns a cudaError_t.
+// Rings on a GPU. C ABI of libtardis_gpu.so (docs/gio-ring.md). Everything is enqueued on a stream and may be captured
+// in a graph; nothing here allocates or waits. Every function returns a cudaError_t.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ TARDIS_GPU_EXPORT int tardis_gpu_gio_clear(const tardis::gio::IoControlBlock* io
 
 // Works through the IOCB on all the queue pairs, shared between `ctas` (1 to 4) CTAs, at most 12 in each, and ends
 // within its deadline. Both arguments are read before the call returns; the contexts and their number when the kernel
-// starts. `flag` and `ended` are device memory; contexts, statuses, reports and times may be mapped host memory. At most
-// 15 s: the movers take 20 s without anything to do for a bug, and end the process.
+// starts. `flag` and `ended` are device memory; contexts, statuses, reports and times may be mapped host memory. At
+// most 15 s: the movers take 20 s without anything to do for a bug, and end the process.
 TARDIS_GPU_EXPORT int tardis_gpu_gio_run(const tardis::gio::GrantedQueue* queues, std::uint32_t rings,
                                          const tardis::gio::IoControlBlock* iocb, std::uint32_t ctas,
                                          void* cuda_stream);

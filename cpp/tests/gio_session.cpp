@@ -5,8 +5,8 @@
 #include <fstream>
 
 #include "tardis/gio.h"
-#include "tests/gio_support.h"
 #include "tests/block_support.h"
+#include "tests/gio_support.h"
 
 namespace tardis::gio {
 namespace {
@@ -33,7 +33,8 @@ IoFlag read_with_rings(std::vector<GrantedQueue>& queues, std::vector<IoContext>
     std::vector<std::uint32_t> statuses(count);
     RingReport report{};
     std::uint32_t ended = 0, flag = kIoPending;
-    const IoControlBlock iocb{contexts.data(), &count, statuses.data(), &report, &ended, &flag, 10'000'000'000, nullptr};
+    const IoControlBlock iocb{contexts.data(), &count, statuses.data(), &report,
+                              &ended,          &flag,  10'000'000'000,  nullptr};
     Ring<HostLanes<32>, HostMover>(HostLanes<32>(), mover, queues[i], work).run(iocb, 0, 1);
     if (flag != kIoDone) return kIoError;
   }
@@ -64,9 +65,9 @@ void run_session(const char* file) {
     std::memcpy(sgl_copy.data(), sgl, sgl_bytes);
     std::vector<GrantedQueue> queues(2);
     ASSERT_EQ(tardis_gio_queue_bytes(), sizeof(GrantedQueue));
-    ASSERT_EQ(tardis_gio_queues(session, state.data(), uses.data(), prp_copy.data(), sgl_copy.data(), queues.data(),
-                                &error),
-              TARDIS_OK);
+    ASSERT_EQ(
+        tardis_gio_queues(session, state.data(), uses.data(), prp_copy.data(), sgl_copy.data(), queues.data(), &error),
+        TARDIS_OK);
     for (const GrantedQueue& queue : queues) start_queue(queue);
     std::vector<std::byte> pages(40 * (16 << 10), std::byte{0xa5});
     AlignedBuffer target(pages.size());

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C ABI of gio sessions (docs/gio-ring.md): queue pairs that a GPU drives, of a software NVMe controller over memory or
- * a file. The GPU's side is in libtardis_gpu.so (cpp/gio/ring_kernel.h, prepare_kernel.h). Conventions of tardis.h. */
+/* The C ABI of gio sessions (docs/gio-ring.md): queue pairs that a GPU drives, of a software NVMe controller over
+ * memory or a file. The GPU's side is in libtardis_gpu.so (cpp/gio/ring_kernel.h, prepare_kernel.h). Conventions of
+ * tardis.h. */
 #ifndef TARDIS_GIO_H_
 #define TARDIS_GIO_H_
 
