@@ -30,21 +30,33 @@ struct LayerPages {
   }
   // Command `command` of page i.
   TARDIS_HD IoContext context(std::uint32_t i, std::uint32_t command) const {
-    IoContext context{};
     const std::uint64_t begin = std::uint64_t{command} * most_bytes;
     const std::uint64_t end = begin + most_bytes < bytes() ? begin + most_bytes : bytes();
+    const Share first = share(0, i, begin, end), second = share(1, i, begin, end);
+    const bool only_second = first.bytes == 0;  // no index made at run time: a GPU would keep the context in memory
+    IoContext context{};
     context.block = first_block + file_pages[i] * blocks_per_page + (begin >> block_shift);
     context.op = op;
     context.tag = i;
-    std::uint32_t piece = 0;
-    for (std::uint32_t half = 0; half < kPieces; ++half) {
-      const std::uint64_t half_begin = half == 0 ? 0 : page_bytes[0], half_end = half_begin + page_bytes[half];
-      const std::uint64_t from = begin > half_begin ? begin : half_begin, to = end < half_end ? end : half_end;
-      if (from >= to) continue;
-      context.memory[piece] = pools[half] + memory_pages[i] * page_stride[half] + (from - half_begin);
-      context.bytes[piece++] = static_cast<std::uint32_t>(to - from);
-    }
+    context.memory[0] = only_second ? second.address : first.address;
+    context.bytes[0] = only_second ? second.bytes : first.bytes;
+    context.memory[1] = only_second ? 0 : second.address;
+    context.bytes[1] = only_second ? 0 : second.bytes;
     return context;
+  }
+
+ private:
+  struct Share {
+    std::uint64_t address;
+    std::uint32_t bytes;
+  };
+  // What bytes [begin, end) of page i have of its K (half 0) or V.
+  TARDIS_HD Share share(std::uint32_t half, std::uint32_t i, std::uint64_t begin, std::uint64_t end) const {
+    const std::uint64_t half_begin = half == 0 ? 0 : page_bytes[0], half_end = half_begin + page_bytes[half];
+    const std::uint64_t from = begin > half_begin ? begin : half_begin, to = end < half_end ? end : half_end;
+    if (from >= to) return {0, 0};
+    return {pools[half] + memory_pages[i] * page_stride[half] + (from - half_begin),
+            static_cast<std::uint32_t>(to - from)};
   }
 };
 
