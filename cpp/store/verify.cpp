@@ -179,6 +179,12 @@ Status repair_segment(Checked& checked) {
     }
     (*table)->blocks_of(slot, blocks);
   }
+  // A block of the tables in which the file ends was taken for zeros. It is zeros before the file is longer again.
+  const std::uint64_t start = segment.geometry().header_table_offset;
+  if (checked.image.truncated() && checked.image.file_bytes > start) {
+    const std::uint64_t there = checked.image.file_bytes - start;
+    if (there < (*table)->bytes() && there % kTableBlockBytes != 0) blocks.insert(there / kTableBlockBytes);
+  }
   if (!blocks.empty()) {
     if (Status status = segment.write_table(blocks); !status) return status;
   }
