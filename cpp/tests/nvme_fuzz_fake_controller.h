@@ -159,7 +159,9 @@ class FakeController final : public RegisterWindow {
   };
 
   std::uint32_t& word(std::uint32_t offset) { return *reinterpret_cast<std::uint32_t*>(memory_ + offset); }
-  std::uint32_t stride() { return Capabilities{std::uint64_t{word(kRegCap + 4)} << 32}.doorbell_stride(); }
+  // Not as the register says now: where the script changes it later, the client goes on with the doorbells that it
+  // knows, and what lies at others is no tail. Commands would be executed that nobody gave.
+  std::uint32_t stride() const { return known_capabilities_.doorbell_stride(); }
 
   void fill_identify(std::uint8_t block_shift) {
     auto& controller = *reinterpret_cast<IdentifyController*>(pages_[0].data());
@@ -196,7 +198,6 @@ class FakeController final : public RegisterWindow {
       return;
     }
     if (queues_.empty()) {
-      std::memcpy(&enabled_capabilities_.raw, memory_ + kRegCap, sizeof enabled_capabilities_.raw);
       Queue& admin = queues_[0];
       std::memcpy(&admin.sq, memory_ + kRegAsq, 8);
       std::memcpy(&admin.cq, memory_ + kRegAcq, 8);
@@ -310,6 +311,11 @@ class FakeController final : public RegisterWindow {
     switch (static_cast<AdminOpcode>(command.opcode)) {
       case AdminOpcode::kIdentify: {
         static constexpr std::size_t kPageOf[] = {1, 0, 2};
+        if (kPageOf[command.cdw10 % 3] == 0) {
+          // Its client reads the register next, before it has other queues than this one, whose tail is at one place
+          // whatever the stride.
+          std::memcpy(&known_capabilities_.raw, memory_ + kRegCap, sizeof known_capabilities_.raw);
+        }
         std::byte* to = mapper_.reach(command.prp.prp1, kIdentifyBytes);
         findings_.expect(to != nullptr, "Identify names memory that is not mapped");
         std::memcpy(to, pages_[kPageOf[command.cdw10 % 3]].data(), kIdentifyBytes);
@@ -347,7 +353,7 @@ class FakeController final : public RegisterWindow {
     if (!read && command.opcode != static_cast<std::uint8_t>(IoOpcode::kWrite)) return;
     const std::size_t bytes = std::size_t{command.blocks()} * block_bytes_;
     const auto& identity = *reinterpret_cast<const IdentifyController*>(pages_[0].data());
-    const std::uint32_t shift = identity.mdts + enabled_capabilities_.min_page_shift();
+    const std::uint32_t shift = identity.mdts + known_capabilities_.min_page_shift();
     findings_.expect(identity.mdts == 0 || shift > 62 || bytes <= std::uint64_t{1} << shift,
                      "a command moves more than MDTS allows");
     const CommandMemory memory(mapper_, command, bytes, findings_);
@@ -391,7 +397,7 @@ class FakeController final : public RegisterWindow {
   std::uint32_t skip_ = 0;
   bool gone_ = false, lied_ = false;
   std::uint32_t block_bytes_ = 512;
-  Capabilities enabled_capabilities_{};
+  Capabilities known_capabilities_{};  // as its client reads them with the controller's Identify data
   std::map<std::uint16_t, Queue> queues_;
   std::vector<std::pair<std::uint16_t, CompletionEntry>> late_;
   Blocks succeeded_;
