@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile input to the NVMe code and to the store's headers: the corpus, and two minutes of what nobody wrote down.
 
-``TARDIS_FUZZ_SECONDS`` and ``TARDIS_FUZZ_SEED`` change how long and from which seed. An input that fails is kept in
-``TARDIS_BUILD_DIR`` (default: ``build/native``), and the message says how to execute it again.
+``TARDIS_FUZZ_SECONDS`` and ``TARDIS_FUZZ_SEED`` change how long and from which seed: one and the same unless told, so
+that what fails is a change; ``make soak ARGS=fuzz`` takes others. An input that fails is kept in ``TARDIS_BUILD_DIR``
+(default: ``build/native``), and the message says how to execute it again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import concurrent.futures
 import os
 import pathlib
 import re
-import secrets
 import shlex
 import subprocess
 
@@ -74,7 +74,7 @@ def built():
 
 @pytest.fixture
 def seed():
-    value = os.environ.get("TARDIS_FUZZ_SEED") or str(secrets.randbelow(1 << 32))
+    value = os.environ.get("TARDIS_FUZZ_SEED", "1")
     print(f"TARDIS_FUZZ_SEED={value}")
     return value
 
