@@ -19,11 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program
+from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
 
 NAME = "tardis_gpu_gio_bandwidth_bench"
 SKIPPED = 77
@@ -138,14 +137,7 @@ def draw(content: dict[str, Any], folder: pathlib.Path) -> list[str]:
 def run(program: pathlib.Path, quick: bool, pool: int, report: Report) -> int:
     """Run the program, adding its rows as they come; its exit status."""
     command = [str(program.absolute()), "--pool", str(pool), *(["--quick"] if quick else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                add_row(report, json.loads(line))
-            else:
-                print(line, end="", flush=True)
-    return process.returncode
+    return run_program(command, lambda row: add_row(report, row))
 
 
 def main() -> int:

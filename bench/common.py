@@ -22,6 +22,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 PACKAGES = ("sglang-tardis", "sglang", "sglang-kernel", "torch", "transformers", "triton", "numpy")
@@ -127,6 +128,21 @@ def required_program(parser: argparse.ArgumentParser, program: pathlib.Path | No
     if program is None:
         parser.error(f"{name} was not found: build with -DTARDIS_TESTS=ON and name it with --program")
     return program
+
+
+def run_program(command: Sequence[str | pathlib.Path], on_row: Callable[[dict[str, Any]], None]) -> int:
+    """Run a program that prints a JSON object a line: `on_row` gets each as it comes, other lines are printed.
+
+    Returns its exit status.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                on_row(json.loads(line))
+            else:
+                print(line, end="", flush=True)
+    return process.returncode
 
 
 class ServedModel:

@@ -19,13 +19,11 @@ depth sweep         one queue pair, one controller thread, times of single comma
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program
+from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
 
 NAME = "tardis_gpu_gio_bench"
 SKIPPED = 77
@@ -84,16 +82,10 @@ def main() -> int:
     program = required_program(parser, arguments.program, NAME)
     report = Report(arguments.json, machine_facts())
     command = [str(program.absolute()), *(["--quick"] if arguments.quick else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                add_row(report, json.loads(line))
-            else:
-                print(line, end="", flush=True)
-    if process.returncode == 0 and arguments.plot:
+    status = run_program(command, lambda row: add_row(report, row))
+    if status == 0 and arguments.plot:
         draw(list(report.rows.values()), arguments.plot)
-    return process.returncode
+    return status
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ time from launch to result is the same of a kernel that only reports.
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program
+from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
 
 BENCH, BLOCKS_BENCH = "tardis_gpu_gstore_bench", "tardis_gpu_gstore_blocks_bench"
 CHECK, BLOCKS_CHECK = "tardis_gpu_gstore_check", "tardis_gpu_gstore_blocks_check"
@@ -42,17 +42,13 @@ def check(report: Report, system: str, size: str, *command: str | pathlib.Path) 
 
 def bench(report: Report, *command: str | pathlib.Path) -> int:
     """Run a benchmark, a row for each of its lines."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.startswith("{"):
-                print(line, end="")
-                continue
-            row = json.loads(line)
-            names = ("case", "system", "size", "value", "unit")
-            extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
-            report.add(*(row[name] for name in names), row.get("limit"), **extra)
-    return process.returncode
+
+    def add_row(row: dict[str, Any]) -> None:
+        names = ("case", "system", "size", "value", "unit")
+        extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
+        report.add(*(row[name] for name in names), row.get("limit"), **extra)
+
+    return run_program(command, add_row)
 
 
 def main() -> int:

@@ -51,11 +51,7 @@ Result<bool> Store::erase_in(Segment& segment, const Selection& selection, std::
     return written ? flushed.error() : written.error();
   }
   for (const std::uint32_t slot : erased) {
-    const GlobalSlot global = index_.global({segment.id(), slot});
-    const Stamp stamp = index_.stamp(global);
-    if (stamp.state() != SlotState::kQuarantined) continue;
-    index_.change(global, stamp, stamp.with(SlotState::kDying));  // free once no lease is on it
-    index_.settle(global);
+    index_.end_quarantine(index_.global({segment.id(), slot}));
   }
   return true;
 }

@@ -383,6 +383,13 @@ void Index::settle(GlobalSlot slot) {
   change(slot, now, now.with(SlotState::kFree));
 }
 
+void Index::end_quarantine(GlobalSlot slot) {
+  const Stamp now = stamp(slot);
+  if (now.state() != SlotState::kQuarantined) return;
+  change(slot, now, now.with(SlotState::kDying));
+  settle(slot);
+}
+
 void Index::touch(const IndexEntry& entry, std::uint64_t now, bool reuse) {
   SlotRecord& r = record(entry.slot);
   std::uint32_t reuses = r.reuses.load(std::memory_order_relaxed);

@@ -94,6 +94,8 @@ class Index {
   void count_children();
   // A dying slot on which there is no lease becomes free.
   void settle(GlobalSlot slot);
+  // Its header is gone from the medium: a slot in quarantine becomes free once there is no lease on it.
+  void end_quarantine(GlobalSlot slot);
 
   // ---- use and order
   std::uint64_t tick(std::size_t count) { return table_.header().clock.fetch_add(count) + 1; }

@@ -25,11 +25,7 @@ Result<std::uint64_t> Store::repair_headers_of(Segment& segment) {
     const GlobalSlot global = index_.global({segment.id(), slot});
     if (index_.stamp(global).state() == SlotState::kWriting) continue;  // about to get a header of its own
     if (const auto entry = index_.read(global)) index_.unpublish(*entry);
-    const Stamp stamp = index_.stamp(global);
-    if (stamp.state() == SlotState::kQuarantined) {
-      index_.change(global, stamp, stamp.with(SlotState::kDying));  // free once no lease is on it
-      index_.settle(global);
-    }
+    index_.end_quarantine(global);
     header = {};
     (*table)->blocks_of(slot, blocks);
     ++repaired;

@@ -364,11 +364,7 @@ class CopyLimits {
 
 int main(int argc, char** argv) {
   (void)::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no CUDA device\n");
-    return 77;
-  }
+  if (!gpu_test::has_gpu()) return gpu_test::kSkipped;
   for (int i = 1; i < argc; ++i) quick |= std::strcmp(argv[i], "--quick") == 0;
   check(tardis_gpu_gio_load(), "load");
   check(tardis_gpu_gio_prepare_load(), "load");

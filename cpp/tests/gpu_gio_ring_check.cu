@@ -458,11 +458,7 @@ void check_many(std::uint64_t wanted, double seconds) {
 int main(int argc, char** argv) {
   // Before CUDA starts: a kernel that is loaded on its first launch waits for the device.
   (void)::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no CUDA device\n");
-    return 77;
-  }
+  if (!gpu_test::has_gpu()) return gpu_test::kSkipped;
   const bool small = argc > 1 && std::strcmp(argv[1], "small") == 0;
   const double millions = argc > 1 ? std::atof(argv[1]) : 10, seconds = argc > 2 ? std::atof(argv[2]) : 60;
   check(tardis_gpu_gio_load(), "load");

@@ -20,6 +20,7 @@
 #include "gio/prepare_kernel.h"
 #include "gio/ring_kernel.h"
 #include "gio/session.h"
+#include "tests/gpu_support.h"
 
 namespace tardis::gio::testing {
 

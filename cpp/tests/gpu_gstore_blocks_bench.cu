@@ -160,7 +160,7 @@ struct Bench {
 
 int main() {
   using namespace tardis::gstore::testing;
-  if (no_device()) return 77;
+  if (!has_gpu()) return kSkipped;
   Bench bench;
   for (const std::uint32_t n : {2048u, 65536u, 1048576u}) bench.run(n);
   return 0;

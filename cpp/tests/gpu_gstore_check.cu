@@ -558,7 +558,7 @@ void replays(std::uint32_t replays) {
 
 int main(int argc, char** argv) {
   using namespace tardis::gstore::testing;
-  if (no_device()) return 77;
+  if (!has_gpu()) return kSkipped;
   full_table();
   const std::uint64_t millions = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100;
   const auto changes = static_cast<std::uint32_t>(argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 1'000'000);

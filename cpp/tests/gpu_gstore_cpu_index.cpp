@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "live_segment_support.h"
 #include "store/index.h"
 
 namespace tardis::gstore::testing {
@@ -66,16 +67,8 @@ struct CpuIndex::State {
     table.header().processes_end.store(1);
     table.header().namespaces_end.store(1);
     for (std::uint32_t id = 0; id < segments; ++id) {
-      check(table.reserve_segment(id));
-      check(table.reserve_records(id, slots));
-      LiveSegment& s = table.segment(id);
-      s.slot_bytes.store(kClass.slot_bytes);
-      s.digests_per_slot.store(kClass.digests_per_slot);
-      s.slots.store(slots);
-      s.counts[0].store(slots);
-      s.state.store(SegmentState::kReady);
+      check(tardis::testing::add_live_segment(table, id, kClass, kSegmentBytes));
     }
-    table.header().segments_end.store(segments);
     std::atomic<std::uint32_t> next{0};
     const auto part = [&] {
       std::vector<CheckpointEntry> list;

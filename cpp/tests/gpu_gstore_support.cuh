@@ -11,21 +11,13 @@
 #include <memory>
 
 #include "gpu_gstore_objects.h"
+#include "gpu_support.h"
 
 namespace tardis::gstore::testing {
 
-inline void check(int result, const char* what) {
-  if (result == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(result)));
-  std::exit(1);
-}
-
-inline bool no_device() {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return false;
-  std::printf("skipped: no CUDA device\n");
-  return true;
-}
+using gpu_test::check;
+using gpu_test::has_gpu;
+using gpu_test::kSkipped;
 
 struct DeviceFree {
   void operator()(void* memory) const { cudaFree(memory); }

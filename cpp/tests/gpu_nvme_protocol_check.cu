@@ -11,24 +11,20 @@
 #include <random>
 #include <vector>
 
+#include "gpu_support.h"
 #include "nvme/prp.h"
 #include "nvme/sgl.h"
 
 namespace {
 
 using namespace tardis::nvme;
+using tardis::gpu_test::check;
 
 constexpr std::uint64_t kRegionBytes = 3000ull * kPageBytes - 512;
 constexpr std::uint64_t kGranule = 64 << 10;
 constexpr std::uint32_t kQueries = 1 << 13;
 constexpr std::uint32_t kLists = 2, kSegments = 3, kSegmentSlots = 3, kBlocks = 5;  // of a thread that builds
 constexpr std::uint64_t kTableBus = 0x700000000;
-
-void check(cudaError_t result, const char* what) {
-  if (result == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(result));
-  std::exit(1);
-}
 
 struct Query {
   std::uint64_t offset, length;
@@ -123,11 +119,7 @@ int compare(const char* where, const PrpTable& prps, const SglTable& sgls, const
 }  // namespace
 
 int main() {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no CUDA device\n");
-    return 77;
-  }
+  if (!tardis::gpu_test::has_gpu()) return tardis::gpu_test::kSkipped;
   const std::uint64_t prp_bytes = PrpTable::memory_bytes(kRegionBytes),
                       sgl_bytes = SglTable::memory_bytes(kRegionBytes);
   std::uint64_t* prp_words = nullptr;

@@ -11,16 +11,13 @@
 
 #include "base/checksum.h"
 #include "gpu/xxh3_digest.h"
+#include "gpu_support.h"
 
 namespace {
 
-constexpr std::size_t kChunk = 16 << 10;
+using tardis::gpu_test::check;
 
-void check(int result, const char* what) {
-  if (result == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(static_cast<cudaError_t>(result)));
-  std::exit(1);
-}
+constexpr std::size_t kChunk = 16 << 10;
 
 struct Chunk {
   std::size_t start;
@@ -111,11 +108,7 @@ void measure(const char* where, const unsigned char* base, std::size_t bytes) {
 }  // namespace
 
 int main() {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no CUDA device\n");
-    return 77;
-  }
+  if (!tardis::gpu_test::has_gpu()) return tardis::gpu_test::kSkipped;
   constexpr std::size_t kBytes = 256 << 20;
   unsigned char* mapped = nullptr;
   unsigned char* mapped_dev = nullptr;

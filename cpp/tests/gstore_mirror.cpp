@@ -11,6 +11,7 @@
 #include "gstore/host_index.h"
 #include "gstore/index_batch.h"
 #include "gstore/store_entry.h"
+#include "live_segment_support.h"
 #include "store_pages.h"
 
 namespace tardis::gstore {
@@ -29,18 +30,10 @@ class GstoreMirror : public ::testing::Test {
       : table_(make_table(folder_.path())), index_(table_, 0, 1, [](std::uint32_t place) { return place == 0; }) {
     table_.process(0).owner.store(1);
     table_.header().processes_end.store(1);
-    const SegmentGeometry g = SegmentGeometry::of(kSegmentBytes, kClass.slot_bytes, kClass.digests_per_slot);
-    slots_ = g.slots;
+    slots_ = SegmentGeometry::of(kSegmentBytes, kClass.slot_bytes, kClass.digests_per_slot).slots;
     for (std::uint32_t id = 0; id < kSegments; ++id) {
-      EXPECT_TRUE(table_.reserve_segment(id) && table_.reserve_records(id, g.slots));
-      LiveSegment& s = table_.segment(id);
-      s.slot_bytes.store(kClass.slot_bytes);
-      s.digests_per_slot.store(kClass.digests_per_slot);
-      s.slots.store(g.slots);
-      s.counts[0].store(g.slots);
-      s.state.store(SegmentState::kReady);
+      EXPECT_TRUE(tardis::testing::add_live_segment(table_, id, kClass, kSegmentBytes));
     }
-    table_.header().segments_end.store(kSegments);
   }
 
   static LiveTable make_table(const std::string& folder) {

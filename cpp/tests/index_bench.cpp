@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "live_segment_support.h"
 #include "store/checkpoint.h"
 #include "store/index.h"
 #include "store_pages.h"
@@ -47,16 +48,8 @@ struct Table {
     table.header().processes_end.store(1);
     table.header().namespaces_end.store(1);
     for (std::uint32_t id = 0; id < segments; ++id) {
-      check(table.reserve_segment(id));
-      check(table.reserve_records(id, slots));
-      LiveSegment& s = table.segment(id);
-      s.slot_bytes.store(kClass.slot_bytes);
-      s.digests_per_slot.store(kClass.digests_per_slot);
-      s.slots.store(slots);
-      s.counts[0].store(slots);
-      s.state.store(SegmentState::kReady);
+      check(testing::add_live_segment(table, id, kClass, kSegmentBytes));
     }
-    table.header().segments_end.store(segments);
   }
   ~Table() { table.remove_file(); }
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "block_support.h"
+#include "live_segment_support.h"
 #include "store_pages.h"
 
 namespace tardis::testing {
@@ -40,15 +41,7 @@ class StoreIndex : public ::testing::Test {
   }
 
   void make_segment(std::uint32_t id, SlotClass slot_class) {
-    const SegmentGeometry g = SegmentGeometry::of(4u << 20, slot_class.slot_bytes, slot_class.digests_per_slot);
-    ASSERT_TRUE(table_.reserve_segment(id) && table_.reserve_records(id, g.slots));
-    LiveSegment& s = table_.segment(id);
-    s.slot_bytes.store(slot_class.slot_bytes);
-    s.digests_per_slot.store(slot_class.digests_per_slot);
-    s.slots.store(g.slots);
-    s.counts[0].store(g.slots);
-    s.state.store(SegmentState::kReady);
-    table_.header().segments_end.store(std::max(id + 1, table_.header().segments_end.load()));
+    ASSERT_TRUE(add_live_segment(table_, id, slot_class, 4u << 20));
   }
 
   // Stores page `index` of a chain in a free slot.
