@@ -11,9 +11,10 @@
 
 namespace tardis::gio {
 
-inline constexpr std::uint32_t kMostContexts = 2048;  // of an IOCB
-inline constexpr std::uint32_t kMostQueues = 16;      // that work on one IOCB
-inline constexpr std::uint32_t kPieces = 2;           // of memory that one command fills: K and V of a page
+inline constexpr std::uint32_t kMostContexts = 2048;       // of an IOCB
+inline constexpr std::uint32_t kMostQueues = 16;           // that work on one IOCB
+inline constexpr std::uint32_t kPieces = 2;                // of memory that one command fills: K and V of a page
+inline constexpr std::uint32_t kDigestedBytes = 16 << 10;  // of one digest (docs/on-disk-format.md)
 
 enum class IoOp : std::uint8_t { kWrite = 1, kRead = 2 };  // as nvme::IoOpcode
 
@@ -26,8 +27,11 @@ struct alignas(16) IoContext {
   std::uint32_t tag;              // the owner's own
   IoOp op;
   std::uint8_t reserved[3];
+  // Address of a digest for each 16 KiB of the command's bytes, from its first byte (the last may be shorter; one may
+  // span both pieces): read, what the bytes must be; written, where the ring puts those it made. 0: none.
+  std::uint64_t digests;
 };
-static_assert(sizeof(IoContext) == 48 && offsetof(IoContext, bytes) == 24 && offsetof(IoContext, op) == 36);
+static_assert(sizeof(IoContext) == 48 && offsetof(IoContext, op) == 36 && offsetof(IoContext, digests) == 40);
 
 // How one context ended. Written once by the ring that took it.
 enum class IoEnd : std::uint8_t {
@@ -37,6 +41,7 @@ enum class IoEnd : std::uint8_t {
   kFailed,    // the controller's status says why; nothing was landed
   kTimedOut,  // sent, and the ring ended without its completion: its bounce slot may yet be written to
   kNotSent,   // the ring ended before
+  kDamaged,   // read, and a digest is not the expected one; what landed is not to be used
 };
 struct IoStatus {
   std::uint32_t raw;

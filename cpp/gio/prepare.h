@@ -20,8 +20,11 @@ struct LayerPages {
   std::uint32_t page_bytes[kPieces];  // the second may be 0
   std::uint64_t first_block;          // of this layer in file page 0
   std::uint64_t blocks_per_page;      // from a file page to the next
+  const std::uint64_t* page_blocks;   // instead: the first block of each file page; null: blocks_per_page says it
+  std::uint64_t digests;              // IoContext::digests of this layer of page 0 of the transfer; 0: none
+  std::uint64_t digest_stride;        // bytes from a page of the transfer to the next
   std::uint32_t block_shift;
-  std::uint32_t most_bytes;  // of a command: whole blocks
+  std::uint32_t most_bytes;  // of a command: whole blocks; with digests and several commands a page, of those 16 KiB
   IoOp op;
 
   TARDIS_HD std::uint64_t bytes() const { return std::uint64_t{page_bytes[0]} + page_bytes[1]; }
@@ -35,13 +38,15 @@ struct LayerPages {
     const Share first = share(0, i, begin, end), second = share(1, i, begin, end);
     const bool only_second = first.bytes == 0;  // no index made at run time: a GPU would keep the context in memory
     IoContext context{};
-    context.block = first_block + file_pages[i] * blocks_per_page + (begin >> block_shift);
+    const std::uint64_t page = page_blocks != nullptr ? page_blocks[file_pages[i]] : file_pages[i] * blocks_per_page;
+    context.block = first_block + page + (begin >> block_shift);
     context.op = op;
     context.tag = i;
     context.memory[0] = only_second ? second.address : first.address;
     context.bytes[0] = only_second ? second.bytes : first.bytes;
     context.memory[1] = only_second ? 0 : second.address;
     context.bytes[1] = only_second ? 0 : second.bytes;
+    context.digests = digests == 0 ? 0 : digests + i * digest_stride + begin / kDigestedBytes * sizeof(std::uint64_t);
     return context;
   }
 
