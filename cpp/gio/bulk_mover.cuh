@@ -31,10 +31,11 @@ __device__ __forceinline__ void load_parts(Stages& stages, const MovedRing* ring
     const MovedRing& moved = rings[ring];
     for (std::uint32_t job = first; job != first + jobs; ++job) {
       const std::uint32_t index = moved.work.jobs[job % moved.queue->commands];
-      const Part part =
-          part_of(moved.work.slots[index], moved.queue->bounce + std::uint64_t{index} * moved.queue->slot_bytes);
+      const RingSlot& slot = moved.work.slots[index];
+      const Part part = part_of(slot, moved.queue->bounce + std::uint64_t{index} * moved.queue->slot_bytes);
       const auto chunks = static_cast<std::uint32_t>(part.chunks());
-      for (std::uint32_t i = 0; i < chunks; ++i) loader.load(chunk_of(part, i), ring << 16 | index, i, chunks);
+      const std::uint32_t digested = slot.digests != 0 ? 1 : 0;  // in place of the number of chunks
+      for (std::uint32_t i = 0; i < chunks; ++i) loader.load(chunk_of(part, i), name_of(ring, index), i, digested);
     }
   });
   loader.finish();
@@ -44,9 +45,7 @@ __device__ __forceinline__ void load_parts(Stages& stages, const MovedRing* ring
 struct JobReport {
   static constexpr bool kWanted = true;
   const MovedRing* rings;
-  __device__ __forceinline__ void landed(const Stage& stage) {
-    share_moved(rings[stage.part >> 16].work.slots[stage.part & 0xffff]);
-  }
+  __device__ __forceinline__ void landed(const Stage& stage) { share_moved(moved_slot(rings, stage.part)); }
 };
 
 }  // namespace tardis::gio

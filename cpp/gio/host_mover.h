@@ -1,14 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves the bytes of a ring's commands where host threads can: between bounce slots and memory of this process.
+// Moves the bytes of a ring's commands, and makes their digests, where host threads can: between bounce slots and
+// memory of this process.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "base/checksum.h"
 #include "gio/granted_queue.h"
 #include "gio/ring.h"
 
 namespace tardis::gio {
+
+// Of what is in the bounce slot: compared with those that the context names, or written there.
+inline void digest_on_host(const GrantedQueue& queue, const RingWork& work, std::uint32_t index) {
+  RingSlot& slot = work.slots[index];
+  const std::byte* const bounce = queue.bounce + std::uint64_t{index} * queue.slot_bytes;
+  auto* const digests = reinterpret_cast<std::uint64_t*>(static_cast<std::uintptr_t>(slot.digests));
+  const std::uint32_t bytes = slot.bytes[0] + slot.bytes[1];
+  for (std::uint32_t at = 0; at < bytes; at += kDigestedBytes) {
+    const std::uint64_t digest = xxh3_64(bounce + at, std::min(kDigestedBytes, bytes - at));
+    if (slot.op == IoOp::kWrite) {
+      digests[at / kDigestedBytes] = digest;
+    } else if (digests[at / kDigestedBytes] != digest) {
+      slot.damaged = 1;
+    }
+  }
+}
 
 inline void move_on_host(const GrantedQueue& queue, const RingWork& work, std::uint32_t index) {
   const RingSlot& slot = work.slots[index];
@@ -23,6 +42,7 @@ inline void move_on_host(const GrantedQueue& queue, const RingWork& work, std::u
     }
     bounce += slot.bytes[i];
   }
+  if (slot.digests != 0) digest_on_host(queue, work, index);
 }
 
 // At once, by the thread that runs the ring.
@@ -30,7 +50,7 @@ class HostMover {
  public:
   HostMover(const GrantedQueue& queue, const RingWork& work) : queue_(queue), work_(work) {}
 
-  static std::uint32_t shares(std::uint32_t) { return 1; }
+  static std::uint32_t shares(std::uint32_t, bool) { return 1; }
   void publish(std::uint32_t jobs) {
     for (; jobs != 0; --jobs) {
       const std::uint32_t slot = work_.jobs[next_++ % queue_.commands];

@@ -28,7 +28,8 @@ struct alignas(16) IoContext {
   IoOp op;
   std::uint8_t reserved[3];
   // Address of a digest for each 16 KiB of the command's bytes, from its first byte (the last may be shorter; one may
-  // span both pieces): read, what the bytes must be; written, where the ring puts those it made. 0: none.
+  // span both pieces): read, what the bytes must be; written, where the ring puts those it made. 0: none. A multiple of
+  // 8; near the GPU (HBM), or each chunk waits for the link. Only where IoControlBlock::digested says so.
   std::uint64_t digests;
 };
 static_assert(sizeof(IoContext) == 48 && offsetof(IoContext, op) == 36 && offsetof(IoContext, digests) == 40);
@@ -55,7 +56,7 @@ struct IoStatus {
 // How a ring ended.
 enum class RingError : std::uint32_t {
   kNone,
-  kCommands,    // some contexts were refused or failed; the queue pair is as good as before
+  kCommands,    // some contexts were refused, failed or damaged; the queue pair is as good as before
   kDeadline,    // the queue pair is of no use until it was granted anew, as with those below
   kQueueFault,  // the controller did what it must not do: RingReport::fault
   kQueueDown,   // of a ring that ended badly earlier: nothing was tried
@@ -69,10 +70,12 @@ struct alignas(16) RingReport {
   RingError error;
   std::uint32_t fault;  // nvme::QueueFault
   std::uint32_t done, refused, failed, timed_out, not_sent;
-  std::uint32_t doorbells;      // stores to the tail doorbell
+  std::uint32_t doorbells;  // stores to the tail doorbell
+  std::uint32_t damaged;
+  std::uint32_t reserved[3];
   nvme::CompletionEntry entry;  // that showed the fault
 };
-static_assert(sizeof(RingReport) == 48);
+static_assert(sizeof(RingReport) == 64 && offsetof(RingReport, damaged) == 32 && offsetof(RingReport, entry) == 48);
 
 // When a context's command was given to the controller, and when its end was noted: of the clock of whoever runs the
 // ring.
@@ -88,12 +91,13 @@ enum IoFlag : std::uint32_t { kIoPending = 0, kIoDone = 1, kIoError = 2 };
 struct IoControlBlock {
   const IoContext* contexts;
   const std::uint32_t* count;
-  std::uint32_t* statuses;    // of each context: IoStatus
-  RingReport* reports;        // one for each queue that works on it
-  std::uint32_t* ended;       // rings that have ended; 0 before, and again when all have
-  std::uint32_t* flag;        // IoFlag, written after everything else when the last ring has ended
-  std::uint64_t deadline_ns;  // from the start of a ring to its end, whatever the controller does
-  IoTimes* times;             // of each context; null: nobody wants to know
+  std::uint32_t* statuses;     // of each context: IoStatus
+  RingReport* reports;         // one for each queue that works on it
+  std::uint32_t* ended;        // rings that have ended; 0 before, and again when all have
+  std::uint32_t* flag;         // IoFlag, written after everything else when the last ring has ended
+  std::uint64_t deadline_ns;   // from the start of a ring to its end, whatever the controller does
+  IoTimes* times;              // of each context; null: nobody wants to know
+  std::uint32_t digested = 0;  // 1: contexts may name digests; 0: those that do are refused
 };
 
 }  // namespace tardis::gio

@@ -94,7 +94,7 @@ class JobLoader {
       stage.destinations[i] = reads ? memory[i] : bounced[i];
       stage.segment_bytes[i] = bytes[i];
     }
-    stage.part = ring << 16 | index;
+    stage.part = name_of(ring, index);
     std::uint64_t* const filled = &stages_.filled[position.stage];
     unsigned char* const data = stages_.data[position.stage];
     barrier_arrive_expecting(filled, end - begin);
@@ -131,7 +131,7 @@ __device__ __forceinline__ void store_jobs(Stages& stages, const MovedRing* ring
       }
       bulk_commit();
       bulk_wait_written<0>();
-      share_moved(rings[stage.part >> 16].work.slots[stage.part & 0xffff]);
+      share_moved(moved_slot(rings, stage.part));
       barrier_arrive(&stages.emptied[lane]);
       parity ^= 1;
     }

@@ -4,8 +4,11 @@
 
 #include <cuda_runtime.h>
 
+#include "gio/chunk_digests.cuh"
 #include "gio/mover.cuh"
-#include "gio/part_digests.cuh"
+#include "gio/part_digests.h"
+#include "gio/programmatic.cuh"
+#include "gio/read_part.cuh"
 
 namespace tardis::gio {
 namespace {
@@ -24,19 +27,6 @@ struct Shape {
 };
 
 enum Warp : int { kLoadWarp, kStoreWarp, kFirstDigestWarp };
-
-// Small enough that a piece of nothing costs no more than a look.
-__device__ __forceinline__ Part read_part(const Piece* pieces, std::uint32_t part, std::uint32_t parts,
-                                          std::uint32_t pieces_per_part) {
-  Part out = {};
-  if (part >= parts) return out;
-  const Piece* const first = pieces + std::uint64_t{part} * pieces_per_part;
-  for (std::uint32_t i = 0; i < kMaxSegments && i < pieces_per_part; ++i) {
-    const auto* words = reinterpret_cast<const unsigned long long*>(first + i);
-    out.pieces[i] = {__ldcg(words), __ldcg(words + 1), __ldcg(words + 2)};
-  }
-  return out;
-}
 
 // The first lane whose value is greater, of values that do not fall from lane to lane; one is.
 __device__ __forceinline__ int first_greater(std::uint64_t of_lane, std::uint64_t value) {
@@ -101,15 +91,14 @@ __global__ void __launch_bounds__(Shape<digests>::kThreads, 1)
 
   if (warp == kLoadWarp) {
     const std::uint32_t pieces_per_part = digests == Digests::kYes ? digest_args.pieces_per_part : 1;
-    const std::uint32_t told = __ldcg(move.piece_count);
-    const std::uint32_t pieces = told < move.max_pieces ? told : move.max_pieces;
-    load_owned_chunks(ring, move.pieces, pieces / pieces_per_part, pieces_per_part);
+    load_owned_chunks(ring, move.pieces, parts_of(move, pieces_per_part), pieces_per_part);
+    if constexpr (digests == Digests::kYes) let_next_kernel_start();
   } else if (warp == kStoreWarp) {
     NoReport report;
     store_chunks<kStoring>(ring, report);
   } else if constexpr (digests == Digests::kYes) {
     const auto keys = xxh3::BlockKeys::of(static_cast<int>(threadIdx.x) % kWarpLanes);
-    PartDigests<Ring> sink(ring, digest_args, keys);
+    const ChunkDigests sink{digest_args.chunk_digests, digest_args.chunks_per_part};
     digest_chunks(ring, warp - kFirstDigestWarp, keys, sink);
   }
 }
@@ -127,8 +116,8 @@ bool is_valid(const tardis_gpu_move_args* move) {
 
 bool is_valid(const tardis_gpu_digest_args* digests) {
   return digests != nullptr && (digests->pieces_per_part == 1 || digests->pieces_per_part == 2) &&
-         digests->chunks_per_part != 0 && digests->chunk_digests != nullptr && digests->arrived != nullptr &&
-         digests->status != nullptr && digests->errors != nullptr;
+         digests->chunks_per_part != 0 && digests->chunk_digests != nullptr && digests->status != nullptr &&
+         digests->errors != nullptr;
 }
 
 template <Digests digests>
@@ -146,8 +135,9 @@ int enqueue(const tardis_gpu_move_args& move, const tardis_gpu_digest_args& dige
 using namespace tardis::gio;
 
 extern "C" int tardis_gpu_mover_prepare(void) {
-  const cudaError_t error = prepare<Digests::kNo>();
-  return error != cudaSuccess ? error : prepare<Digests::kYes>();
+  cudaError_t error = prepare<Digests::kNo>();
+  if (error == cudaSuccess) error = prepare<Digests::kYes>();
+  return error != cudaSuccess ? error : prepare_part_digests();
 }
 
 extern "C" int tardis_gpu_move(const tardis_gpu_move_args* move, void* stream) {
@@ -157,5 +147,6 @@ extern "C" int tardis_gpu_move(const tardis_gpu_move_args* move, void* stream) {
 extern "C" int tardis_gpu_move_digested(const tardis_gpu_move_args* move, const tardis_gpu_digest_args* digests,
                                         void* stream) {
   if (!is_valid(move) || !is_valid(digests)) return cudaErrorInvalidValue;
-  return enqueue<Digests::kYes>(*move, *digests, stream);
+  if (const int error = enqueue<Digests::kYes>(*move, *digests, stream); error != cudaSuccess) return error;
+  return enqueue_part_digests(*move, *digests, static_cast<cudaStream_t>(stream));
 }

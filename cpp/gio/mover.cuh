@@ -39,7 +39,6 @@ template <int kStages_, int kDigestWarps_>
 struct MoverRing {
   static constexpr int kStages = kStages_;
   static constexpr int kDigestWarps = kDigestWarps_;
-  static constexpr int kScratchWords = 32;
   // A stage is always digested by the same warp, which so meets every phase of its barrier. One that met every second
   // phase only could take a phase that is to come for the one before the last, since loads complete in any order.
   static_assert(kDigestWarps == 0 || kStages % kDigestWarps == 0);
@@ -48,7 +47,6 @@ struct MoverRing {
   std::uint64_t filled[kStages];   // completes when a stage's bytes are there
   std::uint64_t emptied[kStages];  // completes when the storing warp, and the digesting one if any, are done with it
   Stage stages[kStages];
-  std::uint64_t scratch[kDigestWarps > 0 ? kDigestWarps : 1][kScratchWords];  // of each digesting warp
 
   // One thread; a __syncthreads() must follow.
   __device__ void init() {
@@ -318,30 +316,30 @@ struct SharedLoad {
   static __device__ __forceinline__ xxh3::Words anywhere(const unsigned char* p) { return xxh3::read_words(p); }
 };
 
-// Digests every kDigestWarps-th chunk, from the `warp`-th on, until the end comes. Sink: all lanes call digested(stage,
-// digest, warp), the digest being that of the stage's bytes in all of them, and idle(warp) where the next is not there.
+// Digests every kDigestWarps-th chunk, from the `warp`-th on, until the end comes. Sink: wants(stage), the same in all
+// lanes, whether the chunk is to be digested; then all lanes call digested(stage, digest), the digest being that of the
+// stage's bytes in all of them. By then the stage itself may hold something else.
 template <class Ring, class Sink>
-__device__ void digest_chunks(Ring& ring, int warp, const xxh3::BlockKeys& keys, Sink& sink) {
+__device__ void digest_chunks(Ring& ring, int warp, const xxh3::BlockKeys& keys, Sink&& sink) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   RingPosition<Ring> at;
   for (at.advance(warp);; at.advance(Ring::kDigestWarps)) {
-    if (!__all_sync(xxh3::kAllLanes, barrier_test(&ring.filled[at.stage], at.parity))) sink.idle(warp);
     barrier_wait(&ring.filled[at.stage], at.parity);
     const Stage stage = ring.stages[at.stage];
     if (stage.kind == StageKind::kEnd) break;
+    const bool wanted = sink.wants(stage);
     const unsigned char* data = ring.data[at.stage];
     std::uint64_t digest = 0;
-    if (stage.bytes > xxh3::kShortBytes) {
+    if (wanted && stage.bytes > xxh3::kShortBytes) {
       digest = xxh3::digest_by_blocks<SharedLoad>(data, stage.bytes, lane, keys);
-    } else {
+    } else if (wanted) {
       if (lane == 0) digest = xxh3::digest_short(data, stage.bytes);
       digest = __shfl_sync(xxh3::kAllLanes, digest, 0);
     }
     __syncwarp();  // forbids that lane 0 frees the stage before the other lanes have read it
     if (lane == 0) barrier_arrive(&ring.emptied[at.stage]);
-    sink.digested(stage, digest, warp);
+    if (wanted) sink.digested(stage, digest);
   }
-  sink.idle(warp);
 }
 
 }  // namespace tardis::gio

@@ -58,13 +58,14 @@ struct tardis_gpu_digest_args {
   const uint64_t* expected_parts;  /* [part], or NULL */
   uint64_t* chunk_digests;         /* out, [part][chunk] */
   uint64_t* part_digests;          /* out, [part], or NULL */
-  uint32_t* arrived;               /* [part], zero before the first call; zero again after each */
   uint32_t* status;                /* out, [part]: enum tardis_gpu_part_status; written for every part with bytes */
   uint32_t* errors;                /* one word (the layer's error flag): increased by one for each part not good */
 };
 
-/* The same copy, with digests made from shared memory while the bytes land: what does not fit has landed all the same,
- * and is told by status and errors. *piece_count should be a multiple of pieces_per_part; a rest is not copied. */
+/* The same copy, with digests of chunks made from shared memory while the bytes land, and a second kernel behind it
+ * that makes those of parts and compares: what does not fit has landed all the same, and is told by status and errors.
+ * Pieces and *piece_count stay as they are until then. *piece_count should be a multiple of pieces_per_part; a rest is
+ * not copied. */
 TARDIS_GPU_API int tardis_gpu_move_digested(const struct tardis_gpu_move_args* move,
                                             const struct tardis_gpu_digest_args* digests, void* stream);
 

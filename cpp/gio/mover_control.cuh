@@ -23,6 +23,12 @@ struct MovedRing {
   RingWork work;
 };
 
+// As movers name a command: its ring in the CTA, and its slot.
+__device__ __forceinline__ std::uint32_t name_of(std::uint32_t ring, std::uint32_t slot) { return ring << 16 | slot; }
+__device__ __forceinline__ RingSlot& moved_slot(const MovedRing* rings, std::uint32_t name) {
+  return rings[name >> 16].work.slots[name & 0xffff];
+}
+
 // Words in shared memory, between warps of the CTA. Addressed as such: an acquire of a word that might be in global
 // memory empties L1.
 __device__ __forceinline__ std::uint32_t load_acquire_cta(const std::uint32_t* word) {
@@ -33,20 +39,21 @@ __device__ __forceinline__ std::uint32_t load_acquire_cta(const std::uint32_t* w
 __device__ __forceinline__ void store_release_cta(std::uint32_t* word, std::uint32_t value) {
   asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(word)), "r"(value) : "memory");
 }
-// Forbids that the ring counts a job as done before its bytes, and what was read for them, are: the ring's own fences,
-// before a doorbell and before the flag, carry that on to everybody else.
+// Forbids that the ring counts a job as done before its bytes, what was read for them, and its digests are: the ring's
+// own fences, before a doorbell and before the flag, carry that on to everybody else.
 __device__ __forceinline__ void share_moved(RingSlot& slot) {
   asm volatile("red.release.cta.shared::cta.add.u32 [%0], -1;" ::"r"(shared_address(&slot.movers_left)) : "memory");
 }
 
-// The ring's side: a job is done when all of its chunks have landed.
+// The ring's side: a job is done when all of its chunks have landed, and been digested where its context names digests.
 class JobMover {
  public:
   __device__ __forceinline__ JobMover(MoverControl& control, const RingWork& work)
       : control_(control), slots_(work.slots) {}
 
-  __device__ __forceinline__ std::uint32_t shares(std::uint32_t bytes) const {
-    return (bytes + kChunkBytes - 1) / kChunkBytes;
+  __device__ __forceinline__ std::uint32_t shares(std::uint32_t bytes, bool digested) const {
+    static_assert(kChunkBytes == kDigestedBytes, "what is moved at once is digested at once");
+    return (bytes + kChunkBytes - 1) / kChunkBytes << (digested ? 1 : 0);
   }
   __device__ __forceinline__ void publish(std::uint32_t jobs) {
     posted_ += jobs;

@@ -25,20 +25,22 @@ namespace tardis::gio {
 
 // A command slot while the ring runs. 72 bytes, so that lanes with neighbouring slots use different banks.
 struct RingSlot {
-  enum class State : std::uint32_t { kFree, kGathering, kReady, kSent, kLanding };
+  enum class State : std::uint8_t { kFree, kGathering, kReady, kSent, kLanding };
   std::uint64_t block;
   std::uint64_t memory[kPieces];
   std::uint32_t bytes[kPieces];
   nvme::PrpPair pointer;      // bytes 24 to 39 of its submission entry
-  std::uint32_t context;      // which of the IOCB
+  std::uint64_t digests;      // as IoContext::digests
   std::uint32_t number;       // how many commands were submitted before it, modulo 2^32
-  std::uint32_t movers_left;  // that have not moved their share yet
-  State state;
-  std::uint16_t id;  // in use, or the next to be
+  std::uint32_t movers_left;  // that have not moved, or digested, their share yet
+  std::uint16_t context;      // which of the IOCB
+  std::uint16_t id;           // in use, or the next to be
   std::uint8_t flags;
   IoOp op;
-  std::uint32_t spare;
+  State state;
+  std::uint8_t damaged;  // by movers: a digest is not the expected one
 };
+static_assert(kMostContexts <= 0x10000);
 static_assert(sizeof(RingSlot) == 72);
 
 // Memory of a ring while it runs; on a GPU shared memory of its CTA.
@@ -64,8 +66,9 @@ struct RingWork {
   }
 };
 
-// Mover: shares(bytes) of a job are to be moved, publish(n) says that n more jobs are in RingWork::jobs,
-// finished(slot), by one lane, whether a job's bytes have moved, seen by whoever the ring tells of it.
+// Mover: shares(bytes, digested) of a job are to be moved or digested, publish(n) says that n more jobs are in
+// RingWork::jobs, finished(slot), by one lane, whether a job's bytes have moved, seen by whoever the ring tells of it,
+// and its digests were compared or written.
 template <class Lanes, class Mover>
 class Ring {
  public:
@@ -181,7 +184,13 @@ class Ring {
            (context.bytes[0] | context.bytes[1]) % 16 == 0 && context.memory[0] != 0 &&
            (context.bytes[1] == 0 || context.memory[1] != 0) && (context.memory[0] | context.memory[1]) % 16 == 0 &&
            context.block <= queue_.blocks && blocks <= queue_.blocks - context.block &&
+           (context.digests == 0 || digests_fit(context.digests, bytes)) &&
            queue_.pointers.describe(queue_.bounce_offset + std::uint64_t{slot} * queue_.slot_bytes, bytes, entry);
+  }
+
+  TARDIS_RING bool digests_fit(std::uint64_t digests, std::uint64_t bytes) const {
+    const std::uint64_t chunks = (bytes + kDigestedBytes - 1) / kDigestedBytes;
+    return iocb_->digested != 0 && digests % 8 == 0 && digests <= ~std::uint64_t{0} - chunks * 8;
   }
 
   TARDIS_RING bool start() {
@@ -217,12 +226,14 @@ class Ring {
         }
         slot.pointer = entries[lane].prp;
         slot.flags = entries[lane].flags;
-        slot.context = first_ + (next_ + lane) * stride_;
+        slot.context = static_cast<std::uint16_t>(first_ + (next_ + lane) * stride_);
         slot.op = context.op;
+        slot.digests = context.digests;
+        slot.damaged = 0;
         reads[lane] = context.op == IoOp::kRead;
         writes[lane] = !reads[lane];
         slot.state = reads[lane] ? RingSlot::State::kReady : RingSlot::State::kGathering;
-        slot.movers_left = mover_.shares(slot.bytes[0] + slot.bytes[1]);
+        slot.movers_left = mover_.shares(slot.bytes[0] + slot.bytes[1], slot.digests != 0);
       });
       report_.refused += Lanes::count(lanes_.ballot(refused));
       next_ += count;
@@ -407,17 +418,20 @@ class Ring {
     const std::uint32_t count = leading(lanes_.ballot(finished));
     if (count == 0) return false;
     now_ = lanes_.now();
-    Each<bool> landed, gathered;
+    Each<bool> landed, gathered, damaged;
     lanes_.each([&](std::uint32_t lane) {
-      landed[lane] = gathered[lane] = false;
+      landed[lane] = gathered[lane] = damaged[lane] = false;
       if (lane >= count) return;
       RingSlot& slot = work_.slots[slots[lane]];
       landed[lane] = slot.op == IoOp::kRead;
       gathered[lane] = !landed[lane];
+      damaged[lane] = slot.damaged != 0;
       slot.state = landed[lane] ? RingSlot::State::kFree : RingSlot::State::kReady;
-      if (landed[lane]) finish(slot.context, IoEnd::kDone);
+      if (landed[lane]) finish(slot.context, damaged[lane] ? IoEnd::kDamaged : IoEnd::kDone);
     });
-    report_.done += Lanes::count(lanes_.ballot(landed));
+    const std::uint32_t damages = Lanes::count(lanes_.ballot(damaged));
+    report_.damaged += damages;
+    report_.done += Lanes::count(lanes_.ballot(landed)) - damages;
     drop(jobs_, count);
     append(landed, slots, work_.free, free_);
     append(gathered, slots, work_.ready, ready_);
@@ -456,7 +470,7 @@ class Ring {
       });
       report_.not_sent += count;
     }
-    if (report_.error == RingError::kNone && report_.refused + report_.failed != 0) {
+    if (report_.error == RingError::kNone && report_.refused + report_.failed + report_.damaged != 0) {
       report_.error = RingError::kCommands;
     }
     lanes_.each([&](std::uint32_t lane) {

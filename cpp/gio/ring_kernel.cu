@@ -9,6 +9,7 @@
 #include "gio/bulk_mover.cuh"
 #include "gio/job_mover.cuh"
 #include "gio/ring.h"
+#include "gio/ring_digests.cuh"
 #include "gio/warp_lanes.cuh"
 
 namespace tardis::gio {
@@ -16,8 +17,6 @@ namespace {
 
 constexpr unsigned kMostCtas = 4;  // an SM each: more are not needed to fill the link
 constexpr std::size_t kWorkAlignment = 128;
-constexpr unsigned kMostRings = 12;  // of a CTA
-constexpr unsigned kMostThreads = (kMostRings + 2) * WarpLanes::kWidth;
 
 struct Launch {
   GrantedQueue queues[kMostQueues];
@@ -28,28 +27,38 @@ struct Launch {
 };
 
 // Who carries bytes between bounce slots and their memory. Measured: lanes side by side move 4 KiB commands 1.6 times
-// as fast, and lose up to 15 % from 16 KiB on.
-enum class MoverKind { kParts, kJobs };
+// as fast, and lose up to 15 % from 16 KiB on. kDigested: as kParts, with warps that digest what passes.
+enum class MoverKind { kParts, kJobs, kDigested };
 constexpr std::uint32_t kMostJobBytes = 8 << 10;
 constexpr std::uint64_t kMostDeadlineNs = 15'000'000'000;
 
-using Stages = MoverRing<8, 0>;
-constexpr int kStoring = 3;  // stages of kParts; the others are loading
-constexpr std::size_t kStageBytes = (sizeof(Stages) + kWorkAlignment - 1) / kWorkAlignment * kWorkAlignment;
+constexpr int kStoring = 3;  // stages of kParts and kDigested; the others are loading
 
-// Warps of a CTA: its rings', then one that loads and one that stores for all of them.
 template <MoverKind kind>
-__global__ void __launch_bounds__(kMostThreads, 1) run_rings(const __grid_constant__ Launch launch) {
+struct Shape {
+  static constexpr int kDigestWarps = kind == MoverKind::kDigested ? 4 : 0;
+  static constexpr unsigned kMovers = 2 + kDigestWarps;  // warps
+  // Of a CTA. With digests 16 warps in all, so that each lane has the registers for its keys.
+  static constexpr unsigned kMostRings = kind == MoverKind::kDigested ? 10 : 12;
+  static constexpr unsigned kMostThreads = (kMostRings + kMovers) * WarpLanes::kWidth;
+  using Stages = MoverRing<8, kDigestWarps>;
+  static constexpr std::size_t kStageBytes = (sizeof(Stages) + kWorkAlignment - 1) / kWorkAlignment * kWorkAlignment;
+};
+
+// Warps of a CTA: its rings', then one that loads and one that stores for all of them, then those that digest.
+template <MoverKind kind>
+__global__ void __launch_bounds__(Shape<kind>::kMostThreads, 1) run_rings(const __grid_constant__ Launch launch) {
+  using Stages = typename Shape<kind>::Stages;
   extern __shared__ __align__(kWorkAlignment) unsigned char memory[];
-  __shared__ MoverControl controls[kMostRings];
-  __shared__ MovedRing moved[kMostRings];
+  __shared__ MoverControl controls[Shape<kind>::kMostRings];
+  __shared__ MovedRing moved[Shape<kind>::kMostRings];
   __shared__ LoadedChunks loaded;
   Stages& stages = *reinterpret_cast<Stages*>(memory);
   const unsigned warp = threadIdx.x / WarpLanes::kWidth, first = blockIdx.x * launch.rings_per_cta;
   const unsigned rings = min(launch.rings_per_cta, launch.rings - first);  // of this CTA
   if (threadIdx.x < rings) {
     const GrantedQueue& queue = launch.queues[first + threadIdx.x];
-    unsigned char* const at = memory + kStageBytes + threadIdx.x * launch.work_bytes;
+    unsigned char* const at = memory + Shape<kind>::kStageBytes + threadIdx.x * launch.work_bytes;
     controls[threadIdx.x] = {0, 0};
     moved[threadIdx.x] = {&controls[threadIdx.x], &queue, RingWork::in(at, queue.commands, WarpLanes::kWidth)};
   }
@@ -64,18 +73,23 @@ __global__ void __launch_bounds__(kMostThreads, 1) run_rings(const __grid_consta
         .run(launch.iocb, first + warp, launch.rings);
     mover.stop();
   } else if (warp == rings) {
-    if constexpr (kind == MoverKind::kParts) {
-      load_parts(stages, moved, rings);
-    } else {
+    if constexpr (kind == MoverKind::kJobs) {
       JobLoader<Stages>(stages, moved, rings).run(loaded);
+    } else {
+      load_parts(stages, moved, rings);
     }
   } else if (warp == rings + 1) {
-    if constexpr (kind == MoverKind::kParts) {
+    if constexpr (kind == MoverKind::kJobs) {
+      store_jobs(stages, moved, loaded);
+    } else {
       JobReport report{moved};
       store_chunks<kStoring>(stages, report);
-    } else {
-      store_jobs(stages, moved, loaded);
     }
+  } else if constexpr (kind == MoverKind::kDigested) {
+    const int digesting = static_cast<int>(warp - rings) - 2;
+    if (digesting >= Shape<kind>::kDigestWarps) return;  // of a CTA with fewer rings than others
+    const auto keys = xxh3::BlockKeys::of(static_cast<int>(threadIdx.x) % kWarpLanes);
+    digest_chunks(stages, digesting, keys, RingDigests(moved));
   }
 }
 
@@ -94,19 +108,19 @@ bool copy_queues(const GrantedQueue* queues, std::uint32_t rings, std::uint32_t 
   }
   launch.rings = rings;
   launch.rings_per_cta = (rings + ctas - 1) / ctas;
-  if (launch.rings_per_cta > kMostRings) return false;
   launch.work_bytes = static_cast<std::uint32_t>((most + kWorkAlignment - 1) / kWorkAlignment * kWorkAlignment);
   return true;
 }
 
 template <MoverKind kind>
 int enqueue(const Launch& launch, void* cuda_stream) {
-  const std::uint32_t bytes = kStageBytes + launch.rings_per_cta * launch.work_bytes;
+  if (launch.rings_per_cta > Shape<kind>::kMostRings) return cudaErrorInvalidValue;
+  const std::uint32_t bytes = Shape<kind>::kStageBytes + launch.rings_per_cta * launch.work_bytes;
   const cudaError_t sized =
       cudaFuncSetAttribute(run_rings<kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (sized != cudaSuccess) return sized;
   const std::uint32_t ctas = (launch.rings + launch.rings_per_cta - 1) / launch.rings_per_cta;
-  const std::uint32_t threads = (launch.rings_per_cta + 2) * WarpLanes::kWidth;
+  const std::uint32_t threads = (launch.rings_per_cta + Shape<kind>::kMovers) * WarpLanes::kWidth;
   run_rings<kind><<<ctas, threads, bytes, static_cast<cudaStream_t>(cuda_stream)>>>(launch);
   return cudaGetLastError();
 }
@@ -123,6 +137,7 @@ int tardis_gpu_gio_load() {
   cudaError_t result = cudaFuncGetAttributes(&attributes, start_queues);
   if (result == cudaSuccess) result = cudaFuncGetAttributes(&attributes, run_rings<MoverKind::kParts>);
   if (result == cudaSuccess) result = cudaFuncGetAttributes(&attributes, run_rings<MoverKind::kJobs>);
+  if (result == cudaSuccess) result = cudaFuncGetAttributes(&attributes, run_rings<MoverKind::kDigested>);
   return result;
 }
 
@@ -146,6 +161,7 @@ int tardis_gpu_gio_run(const GrantedQueue* queues, std::uint32_t rings, const Io
     return cudaErrorInvalidValue;
   }
   launch.iocb = *iocb;
+  if (iocb->digested != 0) return enqueue<MoverKind::kDigested>(launch, cuda_stream);
   return queues->slot_bytes <= kMostJobBytes ? enqueue<MoverKind::kJobs>(launch, cuda_stream)
                                              : enqueue<MoverKind::kParts>(launch, cuda_stream);
 }

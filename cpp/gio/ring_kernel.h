@@ -22,10 +22,11 @@ TARDIS_GPU_EXPORT int tardis_gpu_gio_start_queues(const tardis::gio::GrantedQueu
 // Clears the flag, for one use of the IOCB. Before the fork of those that wait for it.
 TARDIS_GPU_EXPORT int tardis_gpu_gio_clear(const tardis::gio::IoControlBlock* iocb, void* cuda_stream);
 
-// Works through the IOCB on all the queue pairs, shared between `ctas` (1 to 4) CTAs, at most 12 in each, and ends
-// within its deadline. Both arguments are read before the call returns; the contexts and their number when the kernel
-// starts. `flag` and `ended` are device memory; contexts, statuses, reports and times may be mapped host memory. At
-// most 15 s: the movers take 20 s without anything to do for a bug, and end the process.
+// Works through the IOCB on all the queue pairs, shared between `ctas` (1 to 4) CTAs, at most 12 in each (10 where
+// contexts may name digests, which are compared or made while the bytes pass), and ends within its deadline. Both
+// arguments are read before the call returns; the contexts and their number when the kernel starts. `flag` and `ended`
+// are device memory; contexts, statuses, reports and times may be mapped host memory. At most 15 s: the movers take 20
+// s without anything to do for a bug, and end the process.
 TARDIS_GPU_EXPORT int tardis_gpu_gio_run(const tardis::gio::GrantedQueue* queues, std::uint32_t rings,
                                          const tardis::gio::IoControlBlock* iocb, std::uint32_t ctas,
                                          void* cuda_stream);

@@ -233,13 +233,14 @@ TARDIS_XXH3_FUNCTION Words last_stripe_key(int lane) {
 }
 
 // The other arrangement, for input that many lanes can read at once at little cost (shared memory): each lane adds up
-// a pair of words of one block alone, eight blocks a warp, and only whole blocks change hands. In odd blocks
-// neighbouring stripes swap places, so that the lanes of two blocks read from different banks.
+// a pair of words of one block alone, eight blocks a warp, and only whole blocks change hands. Odd blocks are a stripe
+// ahead and take their first one last, so that the lanes of two blocks read from different banks.
 constexpr int kBlocksAWarp = kLanes / 4;
 
 TARDIS_XXH3_FUNCTION int lane_block(int lane) { return lane / 4; }
 TARDIS_XXH3_FUNCTION std::size_t step_stripe(int lane, int step) {
-  return static_cast<std::size_t>(step ^ (lane_block(lane) & 1));
+  const int ahead = lane_block(lane) & 1;
+  return static_cast<std::size_t>(step < static_cast<int>(kStripesPerBlock) - 1 ? step + ahead : (1 - ahead) * step);
 }
 TARDIS_XXH3_FUNCTION std::size_t step_offset(int lane, int step) {  // in the lane's block
   return step_stripe(lane, step) * kStripeBytes + 16 * static_cast<std::size_t>(lane_pair(lane));
@@ -265,6 +266,30 @@ TARDIS_XXH3_FUNCTION void scramble(Words& sums, const Words& key) {
 TARDIS_XXH3_FUNCTION Words merge_key(int lane) {
   return read_words(secret() + 11 + 16 * static_cast<std::size_t>(lane_pair(lane)));
 }
+
+// Every key of a lane's steps, to be read once. Those of neighbouring stripes overlap by a word, so few registers hold
+// them.
+struct BlockKeys {
+  static constexpr int kSteps = static_cast<int>(kStripesPerBlock);
+  std::uint64_t words[kSteps];  // of all steps but the last
+  Words last_step, scramble, last, merge;
+
+  static TARDIS_XXH3_FUNCTION BlockKeys of(int lane) {
+    BlockKeys keys;
+    for (int step = 0; step < kSteps - 1; ++step) keys.words[step] = step_key(lane, step).first;
+    keys.words[kSteps - 1] = step_key(lane, kSteps - 2).second;
+    keys.last_step = step_key(lane, kSteps - 1);
+    keys.scramble = scramble_key(lane);
+    keys.last = last_stripe_key(lane);
+    keys.merge = merge_key(lane);
+    return keys;
+  }
+  TARDIS_XXH3_FUNCTION Words step(int step) const {
+    if (step == kSteps - 1) return last_step;
+    return {words[step], words[step + 1]};
+  }
+};
+
 // What lanes 0 .. 3 add up at the end, and what becomes of the total.
 TARDIS_XXH3_FUNCTION std::uint64_t merge_pair(const Words& sums, const Words& key) {
   return fold_product(sums.first ^ key.first, sums.second ^ key.second);

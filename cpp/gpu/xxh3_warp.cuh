@@ -87,21 +87,6 @@ __device__ __forceinline__ std::uint64_t digest_long(const unsigned char* input,
   return finish(merged, bytes);
 }
 
-// Of the arrangement by blocks.
-struct BlockKeys {
-  Words step[kStripesPerBlock], scramble, last, merge;
-
-  static __device__ __forceinline__ BlockKeys of(int lane) {
-    BlockKeys keys;
-#pragma unroll
-    for (int step = 0; step < static_cast<int>(kStripesPerBlock); ++step) keys.step[step] = step_key(lane, step);
-    keys.scramble = scramble_key(lane);
-    keys.last = last_stripe_key(lane);
-    keys.merge = merge_key(lane);
-    return keys;
-  }
-};
-
 // The same digest with every lane adding up a block: few shuffles and a short chain of dependent steps. Load as above.
 template <class Load>
 __device__ __forceinline__ std::uint64_t digest_by_blocks(const unsigned char* input, std::size_t bytes, int lane,
@@ -115,7 +100,7 @@ __device__ __forceinline__ std::uint64_t digest_by_blocks(const unsigned char* i
     if (first + kBlocksAWarp <= shape.full_blocks) {
 #pragma unroll
       for (int step = 0; step < static_cast<int>(kStripesPerBlock); ++step) {
-        accumulate(share, Load::at(block + step_offset(lane, step)), keys.step[step]);
+        accumulate(share, Load::at(block + step_offset(lane, step)), keys.step(step));
       }
     } else {
       const std::size_t stripes =
@@ -123,7 +108,7 @@ __device__ __forceinline__ std::uint64_t digest_by_blocks(const unsigned char* i
 #pragma unroll
       for (int step = 0; step < static_cast<int>(kStripesPerBlock); ++step) {
         if (step_stripe(lane, step) < stripes) {
-          accumulate(share, Load::at(block + step_offset(lane, step)), keys.step[step]);
+          accumulate(share, Load::at(block + step_offset(lane, step)), keys.step(step));
         }
       }
     }

@@ -78,7 +78,7 @@ std::uint64_t digest_by_blocks(const unsigned char* input, std::size_t bytes) {
       for (int step = 0; step < static_cast<int>(x::kStripesPerBlock); ++step) {
         if (x::step_stripe(lane, step) >= stripes) continue;
         const auto words = x::read_words(input + mine * x::kBlockBytes + x::step_offset(lane, step));
-        x::accumulate(shares[lane], words, x::step_key(lane, step));
+        x::accumulate(shares[lane], words, x::BlockKeys::of(lane).step(step));
       }
     }
     for (int lane = 0; lane < x::kLanes; ++lane) {  // in the order of their blocks
