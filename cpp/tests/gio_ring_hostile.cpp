@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/checksum.h"
 #include "gio/host_mover.h"
 #include "gio/lanes.h"
 #include "gio/ring.h"
@@ -128,7 +129,7 @@ class SteppedLanes : public HostLanes<kWidth> {
 
 // Counts of what came of the cases.
 struct Tally {
-  std::uint64_t invented = 0, faults = 0, deadlines = 0, done = 0;
+  std::uint64_t invented = 0, faults = 0, deadlines = 0, done = 0, damaged = 0;
 };
 
 template <std::uint32_t kWidth>
@@ -179,10 +180,19 @@ void run_case(std::uint64_t seed, Tally& tally) {
     contexts[i].memory[0] = reinterpret_cast<std::uintptr_t>(pages.data() + skew + std::size_t{i} * kSlotBytes);
     contexts[i].bytes[0] = kSlotBytes;
   }
+  // Digests of what each page must be: what an invented completion claims to have read is then known to be damaged.
+  const bool digested = random() % 2 == 0;
+  std::vector<std::uint64_t> digests(count);
+  for (std::uint32_t i = 0; i < count && digested; ++i) {
+    const std::vector<std::byte> right(kSlotBytes, static_cast<std::byte>(contexts[i].block & 0x7f));
+    digests[i] = xxh3_64(right.data(), kSlotBytes);
+    contexts[i].digests = reinterpret_cast<std::uintptr_t>(&digests[i]);
+  }
   std::vector<std::uint32_t> statuses(count);
   RingReport report{};
   std::uint32_t ended = 0, flag = kIoPending;
-  const IoControlBlock iocb{contexts.data(), &count, statuses.data(), &report, &ended, &flag, kDeadlineNs, nullptr};
+  const IoControlBlock iocb{contexts.data(), &count,      statuses.data(), &report, &ended,
+                            &flag,           kDeadlineNs, nullptr,         digested};
   std::vector<std::byte> memory(RingWork::bytes(commands, kWidth) + 64);
   const RingWork work =
       RingWork::in(memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64, commands, kWidth);
@@ -191,16 +201,23 @@ void run_case(std::uint64_t seed, Tally& tally) {
 
   EXPECT_LE(controller.now(), kDeadlineNs + 100 * kTickNs);
   EXPECT_EQ(flag, report.error == RingError::kNone ? kIoDone : kIoError);
-  std::uint32_t done = 0;
+  std::uint32_t done = 0, damaged = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
     const IoEnd end = IoStatus{statuses[i]}.end();
     EXPECT_NE(end, IoEnd::kNone) << i;
     const std::byte* const page = pages.data() + skew + std::size_t{i} * kSlotBytes;
+    const auto holds = [&](std::byte value) {
+      return std::all_of(page, page + kSlotBytes, [value](std::byte byte) { return byte == value; });
+    };
     if (end == IoEnd::kDone) {
       ++done;
       EXPECT_TRUE(controller.named(1000 + i)) << i;
+      EXPECT_TRUE(!digested || holds(static_cast<std::byte>((1000 + i) & 0x7f))) << i;
+    } else if (end == IoEnd::kDamaged) {
+      EXPECT_TRUE(digested && controller.named(1000 + i) && !holds(static_cast<std::byte>((1000 + i) & 0x7f))) << i;
+      ++damaged;
     } else {
-      EXPECT_TRUE(std::all_of(page, page + kSlotBytes, [](std::byte byte) { return byte == std::byte{0xa5}; })) << i;
+      EXPECT_TRUE(holds(std::byte{0xa5})) << i;
     }
     if (controller.invented_count() == 0) {
       EXPECT_EQ(end, IoEnd::kDone) << i;
@@ -209,12 +226,14 @@ void run_case(std::uint64_t seed, Tally& tally) {
     }
   }
   EXPECT_EQ(done, report.done);
-  EXPECT_EQ(done + report.failed + report.timed_out + report.not_sent + report.refused, count);
+  EXPECT_EQ(damaged, report.damaged);
+  EXPECT_EQ(done + damaged + report.failed + report.timed_out + report.not_sent + report.refused, count);
   EXPECT_EQ(state.down != 0, ends_queue(report.error));
   tally.invented += controller.invented_count();
   tally.faults += report.error == RingError::kQueueFault;
   tally.deadlines += report.error == RingError::kDeadline;
   tally.done += done;
+  tally.damaged += damaged;
 }
 
 TEST(GioRingHostile, TouchesNothingButItsOwnAndEnds) {
@@ -227,9 +246,11 @@ TEST(GioRingHostile, TouchesNothingButItsOwnAndEnds) {
   }
   EXPECT_GT(tally.faults, cases / 10);
   EXPECT_GT(tally.done, cases);
-  std::printf("%llu made-up completions, %llu faults found, %llu deadlines, %llu commands done\n",
+  EXPECT_GT(tally.damaged, 0u);
+  std::printf("%llu made-up completions, %llu faults found, %llu deadlines, %llu commands done, %llu damaged\n",
               static_cast<unsigned long long>(tally.invented), static_cast<unsigned long long>(tally.faults),
-              static_cast<unsigned long long>(tally.deadlines), static_cast<unsigned long long>(tally.done));
+              static_cast<unsigned long long>(tally.deadlines), static_cast<unsigned long long>(tally.done),
+              static_cast<unsigned long long>(tally.damaged));
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ class SlowMover {
   SlowMover(const GrantedQueue& queue, const RingWork& work, std::uint64_t seed)
       : queue_(queue), work_(work), random_(seed) {}
 
-  static std::uint32_t shares(std::uint32_t) { return 1; }
+  static std::uint32_t shares(std::uint32_t, bool) { return 1; }
   void publish(std::uint32_t jobs) {
     for (; jobs != 0; --jobs) waiting_.push_back(work_.jobs[next_++ % queue_.commands]);
   }
@@ -82,15 +82,16 @@ class HostOwner {
   };
 
   template <std::uint32_t kWidth>
-  Outcome run(const std::vector<IoContext>& contexts, std::uint64_t deadline_ns = 20'000'000'000) {
+  Outcome run(const std::vector<IoContext>& contexts, std::uint64_t deadline_ns = 20'000'000'000,
+              bool digested = false) {
     Outcome outcome;
     const auto rings = static_cast<std::uint32_t>(queues_.size());
     const auto count = static_cast<std::uint32_t>(contexts.size());
     std::vector<std::uint32_t> statuses(contexts.size());
     outcome.reports.resize(rings);
     std::uint32_t ended = 0;
-    const IoControlBlock iocb{contexts.data(), &count,        statuses.data(), outcome.reports.data(),
-                              &ended,          &outcome.flag, deadline_ns,     nullptr};
+    const IoControlBlock iocb{contexts.data(), &count,  statuses.data(), outcome.reports.data(), &ended, &outcome.flag,
+                              deadline_ns,     nullptr, digested};
     const std::uint64_t begin = monotonic_ns();
     const auto ring = [&](std::uint32_t i) {
       AlignedBuffer memory(RingWork::bytes(queues_[i].commands, kWidth), 64);
