@@ -10,7 +10,8 @@ rig: ...            what this machine can do in the same run: 4 SMs over the lin
                     and back, copies by host threads alone and while the GPU reads what they write
 whole path          12 queue pairs and 12 controller threads (fewer on smaller machines) on 1, 2 or 4 CTAs, a row of
                     IOCBs from the first kernel's start to the last flag; the limit is the link, or the copies of as
-                    many host threads, of the same size to as much memory as the bounce slots, while the GPU reads it
+                    many host threads, of the same size to as much memory as the bounce slots, while the GPU reads it;
+                    with digests: read chunks are compared with digests in HBM, those of written chunks are made
 commands of 4 KiB   commands a second of 1, 2 and 4 controller threads; namespaces that fit the host's caches (64 MiB)
                     or not; one IOCB after the other, or two beside each other on queue pairs of their own
 depth sweep         one queue pair, one controller thread, times of single commands from submission to landed
@@ -42,7 +43,7 @@ def add_row(report: Report, row: dict[str, Any]) -> None:
     elif case == "depth sweep":
         case += f", {more['commands_in_flight']} in flight"
     elif case.startswith("whole path"):
-        case += f", {more['ctas']} CTAs"
+        case += f", {more['ctas']} CTAs{', digests' if more['digests'] else ''}"
     report.add(case, row["system"], row["size"], row["value"], row["unit"], row["limit"], **more)
 
 

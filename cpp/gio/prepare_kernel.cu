@@ -26,7 +26,8 @@ int tardis_gpu_gio_prepare(const tardis::gio::LayerPages* layer, tardis::gio::Io
                            std::uint32_t* count_dev, void* cuda_stream) {
   using namespace tardis::gio;
   if (layer == nullptr || contexts_dev == nullptr || count_dev == nullptr || layer->most_bytes == 0 ||
-      layer->bytes() == 0) {
+      layer->bytes() == 0 ||
+      (layer->digests != 0 && layer->commands_per_page() > 1 && layer->most_bytes % kDigestedBytes != 0)) {
     return cudaErrorInvalidValue;
   }
   prepare_contexts<<<kMostContexts / kThreads, kThreads, 0, static_cast<cudaStream_t>(cuda_stream)>>>(

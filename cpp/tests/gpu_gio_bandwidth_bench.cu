@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rates of scattered pages between pinned host memory and HBM: the movers, beside what else could carry them, after the
 // limits of the link. One JSON object a line (bench/bandwidth.py reads them); rates are medians, in GB/s (1e9 bytes).
-//   tardis_gpu_gio_bandwidth_bench [--quick] [--pool MIB]
+//   tardis_gpu_gio_bandwidth_bench [--quick] [--movers] [--pool MIB]
+// --movers: nothing beside them but the limits.
 // Exit status 1: an error, or a page that was not right; 77: no GPU here.
 #include <algorithm>
 #include <cstdint>
@@ -140,8 +141,9 @@ struct Calls {
 
 class Bench {
  public:
-  Bench(std::size_t pool_bytes, bool quick)
+  Bench(std::size_t pool_bytes, bool quick, bool only_movers)
       : quick_(quick),
+        only_movers_(only_movers),
         host_(Where::kPinned, pool_bytes),
         device_(Where::kDevice, pool_bytes),
         other_(Where::kDevice, pool_bytes),
@@ -159,8 +161,10 @@ class Bench {
         for (const bool random_order : {false, true}) pages(way, size, random_order);
       }
     }
-    inside();
-    both_ways();
+    if (!only_movers_) {
+      inside();
+      both_ways();
+    }
     return wrong_total_ == 0 ? 0 : 1;
   }
 
@@ -169,7 +173,7 @@ class Bench {
   const Memory& destination(Way way) const { return way == Way::kIn ? device_ : host_; }
   double limit(Way way) const { return sm_limit_[static_cast<int>(way)]; }
   std::vector<std::size_t> sizes() const {
-    if (quick_) return {4 << 10, 32 << 10, 512 << 10};
+    if (quick_) return {4 << 10, 32 << 10, 128 << 10, 512 << 10};
     return {4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20};
   }
 
@@ -266,6 +270,7 @@ class Bench {
                    mismatches);
       ++wrong_total_;
     }
+    if (only_movers_) return;
     measure(calls, "cudaMemcpyAsync a page", way, order, 0, [&](int call) {
       const Piece* set = calls.set(call);
       for (std::uint32_t i = 0; i < kPages; ++i) {
@@ -338,15 +343,13 @@ class Bench {
   // Of a layer of kPages pages, each one piece; what is expected, by set of pages.
   struct DigestBuffers {
     std::uint32_t chunks;
-    Memory chunk_digests, expected, arrived, status, errors;
+    Memory chunk_digests, expected, status, errors;
     DigestBuffers(std::size_t page_bytes, std::uint32_t sets)
         : chunks(static_cast<std::uint32_t>((page_bytes + kChunkBytes - 1) / kChunkBytes)),
           chunk_digests(Where::kDevice, std::size_t{kPages} * chunks * 8),
           expected(Where::kDevice, std::size_t{sets} * kPages * 8),
-          arrived(Where::kDevice, kPages * 4),
           status(Where::kDevice, kPages * 4),
           errors(Where::kDevice, 4) {
-      arrived.fill(0);
       errors.fill(0);
     }
     tardis_gpu_digest_args args(std::uint32_t set, bool learn) const {
@@ -357,13 +360,12 @@ class Bench {
               learn ? nullptr : of_set,
               chunk_digests.data<std::uint64_t>(),
               learn ? of_set : nullptr,
-              arrived.data<std::uint32_t>(),
               status.data<std::uint32_t>(),
               errors.data<std::uint32_t>()};
     }
   };
 
-  const bool quick_;
+  const bool quick_, only_movers_;
   Stream stream_;
   Memory host_, device_, other_, wrong_;
   std::mt19937_64 random_;
@@ -376,18 +378,20 @@ class Bench {
 
 int main(int argc, char** argv) {
   if (!has_gpu()) return kSkipped;
-  bool quick = false;
+  bool quick = false, only_movers = false;
   std::size_t pool_mib = 2048;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--quick") {
       quick = true;
+    } else if (argument == "--movers") {
+      only_movers = true;
     } else if (argument == "--pool" && i + 1 < argc) {
       pool_mib = std::strtoull(argv[++i], nullptr, 10);
     } else {
-      std::fprintf(stderr, "usage: %s [--quick] [--pool MIB]\n", argv[0]);
+      std::fprintf(stderr, "usage: %s [--quick] [--movers] [--pool MIB]\n", argv[0]);
       return 1;
     }
   }
-  return Bench(pool_mib << 20, quick).run();
+  return Bench(pool_mib << 20, quick, only_movers).run();
 }

@@ -2,7 +2,8 @@
 // On a GPU: what rings reach against the software controller, beside what this machine can do at all: copies of host
 // threads alone and while the GPU reads what they write, loads and stores of 4 SMs over the link, a doorbell's way
 // there and back. One JSON object a line on stdout: case, system, size (bytes of a command), value, unit, limit, ratio
-// and more. Arguments: --quick. Exit status 0, 1 (an error, or wrong bytes), 77 (no GPU here).
+// and more. Arguments: --quick; --digests: only the whole path, without and with digests. Exit status 0, 1 (an error,
+// or wrong bytes), 77 (no GPU here).
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -184,6 +185,9 @@ struct Path {
   std::uint32_t iocbs;     // in a row, timed together
   std::uint64_t medium_bytes;
   std::uint32_t at_once = 1;  // IOCBs, each with its part of the queue pairs
+  bool digested = false;      // reads are compared, of writes they are made
+
+  std::uint64_t digested_bytes() const { return std::min(bytes, kDigestedBytes); }
 };
 
 struct PathResult {
@@ -197,6 +201,11 @@ class PathRig {
     fill_words(gpu_.rig().media(), path.medium_bytes, kSeed);
     const std::uint64_t pool_bytes = std::uint64_t{path.contexts} * path.bytes;
     pool_ = Array<std::byte>(Where::kDevice, pool_bytes);
+    if (path.digested) {
+      const auto known = digests_of(gpu_.rig().media(), path.medium_bytes, path.digested_bytes());
+      digests_ = Array<std::uint64_t>(Where::kDevice, known.size());
+      digests_.upload(known);
+    }
     std::mt19937_64 random(path.bytes + path.commands);
     std::vector<std::uint32_t> places(path.contexts);
     std::iota(places.begin(), places.end(), 0u);
@@ -209,6 +218,10 @@ class PathRig {
         IoContext& context = contexts[k];
         context.op = path.op;
         context.block = random() % (path.medium_bytes / path.bytes) * blocks;
+        if (path.digested) {
+          context.digests =
+              reinterpret_cast<std::uint64_t>(digests_.data() + (context.block << 12) / path.digested_bytes());
+        }
         const std::uint32_t piece = path.bytes / path.pieces;
         for (std::uint32_t half = 0; half < path.pieces; ++half) {
           context.bytes[half] = piece;
@@ -238,7 +251,7 @@ class PathRig {
     check(cudaEventRecord(begin, stream_), "event");
     check(cudaStreamWaitEvent(other_, begin), "fork");
     for (std::uint32_t i = 0; i < iocbs_.size(); ++i) {
-      IoControlBlock block = iocbs_[i]->block(3000 * kMs);
+      IoControlBlock block = iocbs_[i]->block(3000 * kMs, path_.digested);
       block.times = times;
       const std::uint32_t part = i % path_.at_once;
       gpu_.enqueue(block, part == 0 ? stream_ : other_, part, path_.at_once);
@@ -261,11 +274,31 @@ class PathRig {
     Array<unsigned long long> wrong(Where::kMapped, 1);
     check(cudaMemsetAsync(pool_.data(), 0xa5, pool_.size(), stream_), "poison");
     for (const auto& iocb : iocbs_) {
-      gpu_.enqueue(iocb->block(3000 * kMs), stream_);
+      gpu_.enqueue(iocb->block(3000 * kMs, path_.digested), stream_);
       compare_words<<<256, 256, 0, stream_>>>(iocb->contexts.data(), iocb->count.data(), kSeed, 12, wrong.data());
     }
     wait_for(stream_, "verify");
     if (wrong[0] != 0) fail("wrong words", wrong[0]);
+    if (!path_.digested) return;
+    // That digests are looked at: one flipped bit, and no more than those that read it.
+    std::byte& flipped = gpu_.rig().media()[path_.medium_bytes / 2];
+    flipped ^= std::byte{1};
+    std::uint64_t damaged = 0, reading = 0;
+    for (const auto& iocb : iocbs_) {
+      gpu_.enqueue(iocb->block(3000 * kMs, true), stream_);
+      std::vector<IoContext> contexts(path_.contexts);
+      check(cudaMemcpyAsync(contexts.data(), iocb->contexts.data(), contexts.size() * sizeof(IoContext),
+                            cudaMemcpyDefault, stream_),
+            "contexts");
+      wait_for(stream_, "verify");
+      damaged += iocb->total(gpu_.rings()).damaged;
+      for (const IoContext& context : contexts) {
+        reading += context.block << 12 <= path_.medium_bytes / 2 &&
+                   path_.medium_bytes / 2 < (context.block << 12) + path_.bytes;
+      }
+    }
+    flipped ^= std::byte{1};
+    if (damaged != reading) fail("damaged commands, not those that read the flipped bit", damaged);
   }
   static void fail(const char* what, std::uint64_t found) {
     ++failures;
@@ -289,6 +322,7 @@ class PathRig {
   const Path path_;
   GpuRig gpu_;
   Array<std::byte> pool_;
+  Array<std::uint64_t> digests_;  // of the medium
   std::vector<std::unique_ptr<Iocb>> iocbs_;
   cudaStream_t stream_ = nullptr, other_ = nullptr;
 };
@@ -319,10 +353,10 @@ std::string describe(const Path& path) {
   std::snprintf(
       text, sizeof text,
       ", \"ctas\": %u, \"queues\": %u, \"controller_threads\": %u, \"commands_in_flight\": %u, \"pieces\": %u, "
-      "\"op\": \"%s\", \"namespace_mib\": %llu, \"iocbs_at_once\": %u",
+      "\"op\": \"%s\", \"namespace_mib\": %llu, \"iocbs_at_once\": %u, \"digests\": %s",
       path.ctas, path.queues, path.threads, path.queues * path.commands, path.pieces,
-      path.op == IoOp::kRead ? "read" : "write", static_cast<unsigned long long>(path.medium_bytes >> 20),
-      path.at_once);
+      path.op == IoOp::kRead ? "read" : "write", static_cast<unsigned long long>(path.medium_bytes >> 20), path.at_once,
+      path.digested ? "true" : "false");
   return text;
 }
 
@@ -365,7 +399,11 @@ class CopyLimits {
 int main(int argc, char** argv) {
   (void)::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   if (!gpu_test::has_gpu()) return gpu_test::kSkipped;
-  for (int i = 1; i < argc; ++i) quick |= std::strcmp(argv[i], "--quick") == 0;
+  bool only_digests = false;
+  for (int i = 1; i < argc; ++i) {
+    quick |= std::strcmp(argv[i], "--quick") == 0;
+    only_digests |= std::strcmp(argv[i], "--digests") == 0;
+  }
   check(tardis_gpu_gio_load(), "load");
   check(tardis_gpu_gio_prepare_load(), "load");
   const unsigned cores = std::max(2u, std::thread::hardware_concurrency());
@@ -391,11 +429,12 @@ int main(int argc, char** argv) {
 
   // ---- rates
   const unsigned copiers = std::min(12u, cores - 2);
-  const auto whole_path = [&](std::uint32_t bytes, IoOp op, std::uint32_t ctas) {
+  const auto whole_path = [&](std::uint32_t bytes, IoOp op, std::uint32_t ctas, bool digested = false) {
     Path path{bytes, 2, op, copiers, copiers, 0, ctas, 0, 2, kMedium};
     path.commands = std::max(4u, std::min(64u, static_cast<std::uint32_t>(kBounce / copiers / bytes)));
     path.contexts = std::min(kMostContexts, static_cast<std::uint32_t>(kMedium / bytes));
     if (bytes <= 64u << 10) path.iocbs = 8;
+    path.digested = digested;
     const double copied =
         copies.rate(bytes, std::uint64_t{path.queues} * path.commands * bytes, kMedium, path.threads, op, true);
     const double link = op == IoOp::kRead ? link_in : link_out;
@@ -406,6 +445,16 @@ int main(int argc, char** argv) {
     row(op == IoOp::kRead ? "whole path, read" : "whole path, write", kSystem, bytes, result.gb_s, "GB/s",
         std::min(copied, link), describe(path) + more);
   };
+  for (const std::uint32_t bytes : {32u << 10, 64u << 10, 256u << 10, 1u << 20, 2u << 20}) {
+    if (only_digests) whole_path(bytes, IoOp::kRead, 4);
+    whole_path(bytes, IoOp::kRead, 4, true);
+  }
+  whole_path(64u << 10, IoOp::kRead, 2, true);
+  for (const std::uint32_t bytes : {64u << 10, 1u << 20}) {
+    if (only_digests) whole_path(bytes, IoOp::kWrite, 4);
+    whole_path(bytes, IoOp::kWrite, 4, true);
+  }
+  if (only_digests) return failures == 0 ? 0 : 1;
   for (const std::uint32_t bytes : {4u << 10, 16u << 10, 32u << 10, 64u << 10, 256u << 10, 1u << 20, 2u << 20}) {
     whole_path(bytes, IoOp::kRead, 4);
   }

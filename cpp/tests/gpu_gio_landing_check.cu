@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
+#include "gio/chunk_digests.cuh"
 #include "gio/mover.cuh"
-#include "gio/part_digests.cuh"
 #include "gpu_support.h"
 
 namespace {
@@ -41,7 +42,7 @@ struct Tell {
 };
 
 __global__ void __launch_bounds__((2 + kDigestWarps) * kWarpLanes, 1)
-    land_and_tell(const Part* parts, Shared* shared, const tardis_gpu_digest_args digest_args) {
+    land_and_tell(const Part* parts, Shared* shared, const ChunkDigests digests) {
   extern __shared__ __align__(128) unsigned char memory[];
   Ring& ring = *reinterpret_cast<Ring*>(memory);
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
@@ -70,8 +71,7 @@ __global__ void __launch_bounds__((2 + kDigestWarps) * kWarpLanes, 1)
     store_chunks<kPending>(ring, tell);
   } else {
     const auto keys = tardis::xxh3::BlockKeys::of(lane);
-    PartDigests<Ring> sink(ring, digest_args, keys);
-    digest_chunks(ring, warp - 2, keys, sink);
+    digest_chunks(ring, warp - 2, keys, digests);
   }
 }
 
@@ -80,14 +80,13 @@ int check_direction(Where from, Where to, std::mt19937_64& random) {
   Memory source(from, kParts * kPlace), destination(to, kParts * kPlace), shared_words(Where::kPinned, sizeof(Shared)),
       part_list(Where::kDevice, kParts * sizeof(Part)), found(Where::kPinned, kPlace);
   constexpr std::uint32_t kChunks = kPlace / kChunkBytes;
-  Memory chunk_digests(Where::kDevice, kParts * kChunks * 8), arrived(Where::kDevice, kParts * 4),
-      status(Where::kDevice, kParts * 4), errors(Where::kDevice, 4);
+  Memory chunk_digests(Where::kDevice, kParts * kChunks * 8);
   std::vector<unsigned char> bytes(source.size()), poison(kPlace);
   fill_random(bytes.data(), bytes.size(), random);
   source.write(bytes.data(), bytes.size());
   destination.fill(0xA5);
   std::fill(poison.begin(), poison.end(), 0xA5);
-  arrived.fill(0);
+  chunk_digests.fill(0xA5);
   std::vector<Part> parts;
   for (std::uint32_t i = 0; i < kParts; ++i) {
     // K and V change places; some sizes are no multiple of 16.
@@ -99,15 +98,7 @@ int check_direction(Where from, Where to, std::mt19937_64& random) {
   part_list.write(parts.data(), part_list.size());
   auto* const shared = shared_words.data<Shared>();
   std::memset(shared_words.data(), 0, sizeof(Shared));
-  const tardis_gpu_digest_args digests = {2,
-                                          kChunks,
-                                          nullptr,
-                                          nullptr,
-                                          chunk_digests.data<std::uint64_t>(),
-                                          nullptr,
-                                          arrived.data<std::uint32_t>(),
-                                          status.data<std::uint32_t>(),
-                                          errors.data<std::uint32_t>()};
+  const ChunkDigests digests{chunk_digests.data<std::uint64_t>(), kChunks};
   check(cudaFuncSetAttribute(land_and_tell, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring)), "attribute");
   Stream stream, copies;
   check(cudaDeviceSynchronize(), "preparation");
@@ -145,6 +136,17 @@ int check_direction(Where from, Where to, std::mt19937_64& random) {
   shared->allowed = kParts;
   check(cudaDeviceSynchronize(), "land_and_tell");
   wrong += shared->gave_up != 0;
+  std::vector<std::uint64_t> made(kParts * kChunks);
+  chunk_digests.read(made.data(), chunk_digests.size());
+  for (std::uint32_t i = 0; i < kParts && wrong == 0; ++i) {
+    for (std::uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      const std::uint64_t at = std::uint64_t{chunk} * kChunkBytes, end = parts[i].bytes();
+      const std::uint64_t expected =
+          at >= end ? 0xA5A5A5A5A5A5A5A5
+                    : tardis::xxh3_64(bytes.data() + i * kPlace + at, std::min<std::uint64_t>(kChunkBytes, end - at));
+      wrong += made[i * kChunks + chunk] != expected;
+    }
+  }
   std::printf("%s -> %s: %u parts told of while the kernel ran: %s\n", name_of(from), name_of(to), kParts,
               wrong == 0 ? "right" : "WRONG");
   return wrong;

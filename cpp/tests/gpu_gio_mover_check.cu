@@ -175,7 +175,7 @@ struct PartShape {
 struct DigestWords {
   std::uint32_t parts, chunks;                             // chunks a part
   std::vector<std::uint64_t> chunk_digests, part_digests;  // as the library has them
-  Memory expected_chunks, expected_parts, chunk_words, part_words, arrived, status, errors;
+  Memory expected_chunks, expected_parts, chunk_words, part_words, status, errors;
 
   DigestWords(std::uint32_t parts, std::uint32_t chunks)
       : parts(parts),
@@ -186,11 +186,8 @@ struct DigestWords {
         expected_parts(Where::kDevice, parts * 8),
         chunk_words(Where::kDevice, chunk_digests.size() * 8),
         part_words(Where::kDevice, parts * 8),
-        arrived(Where::kDevice, parts * 4),
         status(Where::kDevice, parts * 4),
-        errors(Where::kDevice, 4) {
-    arrived.fill(0);
-  }
+        errors(Where::kDevice, 4) {}
   void learn(std::uint32_t part, const std::vector<unsigned char>& bytes) {
     std::uint64_t* const digests = &chunk_digests[std::size_t{part} * chunks];
     for (std::uint32_t i = 0; i < chunks; ++i) {
@@ -214,7 +211,6 @@ struct DigestWords {
             by_parts ? expected_parts.data<std::uint64_t>() : nullptr,
             chunk_words.data<std::uint64_t>(),
             part_words.data<std::uint64_t>(),
-            arrived.data<std::uint32_t>(),
             status.data<std::uint32_t>(),
             errors.data<std::uint32_t>()};
   }
@@ -234,7 +230,6 @@ struct DigestWords {
       expected_errors += bad[i];
     }
     wrong += words<std::uint32_t>(errors)[0] != expected_errors;
-    for (const std::uint32_t word : words<std::uint32_t>(arrived)) wrong += word != 0;
     return wrong;
   }
 };

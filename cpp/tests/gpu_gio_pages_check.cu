@@ -50,7 +50,6 @@ class Rig {
         pieces_(Where::kDevice, kMaxPages * 2 * sizeof(Piece)),
         piece_count_(Where::kDevice, 4),
         chunk_digests_(Where::kDevice, std::size_t{kMaxPages} * shape.chunks() * 8),
-        arrived_(Where::kDevice, kMaxPages * 4),
         status_(Where::kDevice, shape.layers * kMaxPages * 4),
         errors_(Where::kDevice, shape.layers * 4),
         outside_(Where::kDevice, 4) {
@@ -63,7 +62,6 @@ class Rig {
         bases.push_back(pool_.address() + at(layer, side, 0));
     }
     layer_bases_.write(bases.data(), bases.size() * 8);
-    arrived_.fill(0);
     outside_.fill(0);
   }
   ~Rig() {
@@ -108,7 +106,6 @@ class Rig {
                                                 expected_parts_.data<std::uint64_t>() + layer * kMaxPages,
                                                 chunk_digests_.data<std::uint64_t>(),
                                                 nullptr,
-                                                arrived_.data<std::uint32_t>(),
                                                 status_.data<std::uint32_t>() + layer * kMaxPages,
                                                 errors_.data<std::uint32_t>() + layer};
         check(tardis_gpu_move_digested(&move, &digests, stream_), "tardis_gpu_move_digested");
@@ -266,7 +263,7 @@ class Rig {
   Memory objects_, found_, pool_;
   std::vector<unsigned char> expected_;  // the pool
   Memory ids_, count_, addresses_, expected_parts_;
-  Memory layer_bases_, pieces_, piece_count_, chunk_digests_, arrived_, status_, errors_, outside_;
+  Memory layer_bases_, pieces_, piece_count_, chunk_digests_, status_, errors_, outside_;
   Stream stream_;
   cudaGraphExec_t graph_ = nullptr;
   std::vector<std::uint32_t> places_, chosen_;  // of the pages asked for: where in the pool, which object

@@ -74,6 +74,14 @@ __global__ void verify_after(const std::uint32_t* flag, std::uint64_t deadline_n
 }
 
 // ---- bytes
+std::vector<std::uint64_t> digests_of_one(const std::byte* memory, std::uint64_t bytes) {
+  std::vector<std::uint64_t> digests;
+  for (std::uint64_t at = 0; at < bytes; at += kDigestedBytes) {
+    digests.push_back(xxh3_64(memory + at, std::min<std::uint64_t>(kDigestedBytes, bytes - at)));
+  }
+  return digests;
+}
+
 void check_bytes(const GpuRigOptions& options, std::uint64_t seed) {
   char where[200];
   std::snprintf(where, sizeof where, "bytes, %u queues of %u entries and %u commands, slots of %u, blocks of %u, %s",
@@ -88,8 +96,15 @@ void check_bytes(const GpuRigOptions& options, std::uint64_t seed) {
   const std::size_t pitch = options.slot_bytes + 64, pool_bytes = 2 * pages * pitch;
   Array<std::byte> pool(Where::kDevice, pool_bytes);
   std::vector<std::byte> image(pool_bytes), found(pool_bytes);
+  // In rounds with digests: as many as a slot has chunks, and one that nobody may touch.
+  const std::size_t chunks = (options.slot_bytes + kDigestedBytes - 1) / kDigestedBytes, row = chunks + 1;
+  Array<std::uint64_t> digests(Where::kDevice, pages * row);
+  std::vector<std::uint64_t> told(pages * row), made(pages * row);
   Iocb iocb;
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 5; ++round) {
+    const bool digested = round >= 2;
+    std::vector<bool> bad(pages);
+    std::fill(told.begin(), told.end(), kPoisonWord);
     std::memset(image.data(), kPoison, pool_bytes);
     std::vector<std::size_t> places(2 * pages);
     std::iota(places.begin(), places.end(), std::size_t{0});
@@ -108,23 +123,44 @@ void check_bytes(const GpuRigOptions& options, std::uint64_t seed) {
       for (int half = 0; half < 2; ++half) {
         context.memory[half] = reinterpret_cast<std::uint64_t>(pool.data()) + places[2 * i + half] * pitch;
       }
-      if (context.op == IoOp::kRead) continue;
+      context.digests = digested && random() % 4 != 0 ? reinterpret_cast<std::uint64_t>(digests.data() + i * row) : 0;
+      if (context.op == IoOp::kRead) {
+        if (context.digests == 0) continue;
+        std::byte* const media = gpu.rig().media() + context.block * block;
+        const auto expected_digests = digests_of_one(media, bytes);
+        std::copy(expected_digests.begin(), expected_digests.end(), told.begin() + i * row);
+        if (random() % 8 != 0) continue;
+        // A bit of the medium, often at a chunk's end, or of what is expected.
+        bad[i] = true;
+        const std::uint64_t any = random() % bytes,
+                            at = random() % 2 == 0 ? any : any / kDigestedBytes * kDigestedBytes;
+        if (random() % 2 == 0) {
+          media[at] ^= std::byte{1} << random() % 8;
+          expected[context.block * block + at] = media[at];
+        } else {
+          told[i * row + at / kDigestedBytes] ^= std::uint64_t{1} << random() % 64;
+        }
+        continue;
+      }
       for (int half = 0; half < 2; ++half) {
         auto* const at = reinterpret_cast<std::uint64_t*>(image.data() + places[2 * i + half] * pitch);
         for (std::uint32_t k = 0; k < context.bytes[half] / 8; ++k) at[k] = random();
       }
     }
+    digests.upload(told);
+    const std::size_t damaged = static_cast<std::size_t>(std::count(bad.begin(), bad.end(), true));
     check(cudaMemcpy(pool.data(), image.data(), pool_bytes, cudaMemcpyHostToDevice), "pool");
     std::copy(contexts.begin(), contexts.end(), iocb.contexts.data());
     iocb.count[0] = static_cast<std::uint32_t>(count);
     std::memset(iocb.statuses.data(), 0, iocb.statuses.size() * 4);
-    gpu.run(iocb.block(10'000 * kMs));
+    gpu.run(iocb.block(10'000 * kMs, digested));
     const RingReport total = iocb.total(gpu.rings());
-    expect(iocb.flag() == kIoDone, where, "the flag kIoDone", iocb.flag());
-    expect(total.done == count, where, "all commands done", total.done);
+    expect(iocb.flag() == (damaged == 0 ? kIoDone : kIoError), where, "the flag", iocb.flag());
+    expect(total.done == count - damaged, where, "all commands done but the damaged", total.done);
+    expect(total.damaged == damaged, where, "those damaged whose bytes or digests were", total.damaged);
     for (std::size_t i = 0; i < count; ++i) {
       const IoContext& context = contexts[i];
-      expect(iocb.status(i).end() == IoEnd::kDone, where, "a status of done", iocb.statuses[i]);
+      expect(iocb.status(i).end() == (bad[i] ? IoEnd::kDamaged : IoEnd::kDone), where, "the status", iocb.statuses[i]);
       std::byte* const media = expected.data() + context.block * block;
       for (int half = 0; half < 2; ++half) {
         std::byte* const place = image.data() + places[2 * i + half] * pitch;
@@ -135,7 +171,13 @@ void check_bytes(const GpuRigOptions& options, std::uint64_t seed) {
           std::memcpy(there, place, context.bytes[half]);
         }
       }
+      if (context.op == IoOp::kWrite && context.digests != 0) {
+        const auto written = digests_of_one(media, context.bytes[0] + context.bytes[1]);
+        std::copy(written.begin(), written.end(), told.begin() + i * row);
+      }
     }
+    check(cudaMemcpy(made.data(), digests.data(), made.size() * 8, cudaMemcpyDeviceToHost), "digests");
+    expect(made == told, where, "the digests of what was written, and no word besides");
     check(cudaMemcpy(found.data(), pool.data(), pool_bytes, cudaMemcpyDeviceToHost), "pool");
     expect(std::memcmp(found.data(), image.data(), pool_bytes) == 0, where, "equal bytes in HBM");
     expect(std::memcmp(expected.data(), gpu.rig().media(), expected.size()) == 0, where, "equal bytes on the medium");
@@ -273,6 +315,7 @@ struct Layout {
   std::uint32_t halves;
   std::uint32_t gap;         // between pages in the pool
   std::uint32_t most_bytes;  // of a command
+  bool digested = false;
 };
 
 void check_replays(const Layout& layout, int replays) {
@@ -304,6 +347,23 @@ void check_replays(const Layout& layout, int replays) {
   layer.block_shift = options.block_shift;
   layer.most_bytes = layout.most_bytes;
   layer.op = IoOp::kRead;
+  // Of each file page, and of the pages of a replay where the contexts look for them.
+  const std::uint32_t chunks = (object + kDigestedBytes - 1) / kDigestedBytes;
+  std::vector<std::uint64_t> known;
+  Array<std::uint64_t> expected(Where::kMapped, std::size_t{kPages} * chunks);
+  for (std::uint32_t i = 0; i < file_pages && layout.digested; ++i) {
+    const auto page = digests_of_one(gpu.rig().media() + std::uint64_t{i} * object, object);
+    known.insert(known.end(), page.begin(), page.end());
+  }
+  if (layout.digested) {
+    layer.digests = reinterpret_cast<std::uint64_t>(expected.data());
+    layer.digest_stride = chunks * 8;
+  }
+  const auto tell_expected = [&] {
+    for (std::uint32_t k = 0; k < kPages && layout.digested; ++k) {
+      std::copy_n(known.begin() + std::size_t{file_ids[k]} * chunks, chunks, expected.data() + std::size_t{k} * chunks);
+    }
+  };
 
   cudaStream_t io, compute;
   cudaEvent_t fork, join;
@@ -313,7 +373,7 @@ void check_replays(const Layout& layout, int replays) {
   check(cudaEventCreateWithFlags(&join, cudaEventDisableTiming), "event");
   const WaitValue wait_value = find_wait_value();
   expect(wait_value != nullptr, "replays", "cuStreamWaitValue32");
-  const IoControlBlock block = iocb.block(2'000 * kMs);
+  const IoControlBlock block = iocb.block(2'000 * kMs, layout.digested);
   check(cudaStreamBeginCapture(io, cudaStreamCaptureModeGlobal), "capture");
   check(tardis_gpu_gio_clear(&block, io), "clear");
   check(cudaEventRecord(fork, io), "fork");
@@ -343,11 +403,21 @@ void check_replays(const Layout& layout, int replays) {
     for (std::uint32_t k = 0; k < kPages; ++k) file_ids[k] = static_cast<std::uint32_t>(random() % file_pages);
     pages[0] = static_cast<std::uint32_t>(random() % (kPages + 1));
     commands += std::uint64_t{pages[0]} * layer.commands_per_page();
+    tell_expected();
+    const bool spoiled = layout.digested && pages[0] != 0 && i % 3 == 0;
+    const std::uint64_t word = spoiled ? random() % (std::uint64_t{pages[0]} * chunks) : 0;
+    if (spoiled) expected[word] ^= std::uint64_t{1} << random() % 64;
     check(cudaGraphLaunch(exec, io), "replay");
     wait_for(io, "replay");
     const RingReport total = iocb.total(gpu.rings());
-    done += total.done;
-    expect(total.error == RingError::kNone, "replays", "no error", static_cast<std::uint64_t>(total.error));
+    done += total.done + total.damaged;
+    expect(total.error == (spoiled ? RingError::kCommands : RingError::kNone), layout.name, "the error",
+           static_cast<std::uint64_t>(total.error));
+    expect(total.damaged == (spoiled ? 1 : 0), layout.name, "the one command damaged", total.damaged);
+    const std::uint64_t command =
+        word / chunks * layer.commands_per_page() + word % chunks * kDigestedBytes / layout.most_bytes;
+    expect(!spoiled || iocb.status(command).end() == IoEnd::kDamaged, layout.name, "that of the spoiled digest",
+           command);
   }
   expect(done == commands, "replays", "every command once", done);
   expect(wrong[0] == 0, "replays", "no wrong word", wrong[0]);
@@ -359,6 +429,7 @@ void check_replays(const Layout& layout, int replays) {
   // The wait in a kernel that is there first.
   Array<std::uint32_t> seen(Where::kMapped, 1);
   pages[0] = kPages;
+  tell_expected();
   check(tardis_gpu_gio_prepare(&layer, iocb.contexts.data(), iocb.count.data(), io), "prepare");
   check(tardis_gpu_gio_clear(&block, io), "clear");
   wait_for(io, "prepare");
@@ -500,17 +571,14 @@ int main(int argc, char** argv) {
       }
     }
   }
-  {
-    for (const std::uint32_t slot_bytes : {4u << 10, 12u << 10, 128u << 10, 1u << 20, 2u << 20}) {
-      GpuRigOptions options;
-      options.entries = 32;
-      options.commands = 16;
-      options.queues = 4;
-      options.controller_threads = 4;
-      options.slot_bytes = slot_bytes;
-      options.bytes = 64 << 20;
-      check_bytes(options, ++seed);
-    }
+  for (const std::uint32_t slot_bytes : {4u << 10, 12u << 10, 128u << 10, 1u << 20, 2u << 20}) {
+    GpuRigOptions options;
+    options.entries = 32;
+    options.commands = 16;
+    options.queues = options.controller_threads = 4;
+    options.slot_bytes = slot_bytes;
+    options.bytes = 64 << 20;
+    check_bytes(options, ++seed);
   }
   lap("bytes");
   check_faults(1, 64, 8 << 10);
@@ -520,6 +588,10 @@ int main(int argc, char** argv) {
   check_replays({"4 KiB of K and of V, a command a page, pages apart", 4 << 10, 2, 256, 8 << 10}, 200);
   check_replays({"72 KiB of one buffer (MLA), three commands a page", 72 << 10, 1, 0, 32 << 10}, 200);
   check_replays({"40 KiB of K and of V, three commands a page, pages apart", 40 << 10, 2, 64, 32 << 10}, 200);
+  check_replays({"16 KiB of K and of V, with digests", 16 << 10, 2, 0, 32 << 10, true}, 200);
+  check_replays({"72 KiB of one buffer (MLA), three commands a page, with digests", 72 << 10, 1, 0, 32 << 10, true},
+                200);
+  check_replays({"40 KiB of K and of V, a command a page, with digests", 40 << 10, 2, 64, 80 << 10, true}, 200);
   lap("replays");
   check_many(static_cast<std::uint64_t>(millions * 1e6), seconds);
   lap("many");

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/checksum.h"
 #include "gio/prepare_kernel.h"
 #include "gio/ring_kernel.h"
 #include "gio/session.h"
@@ -114,6 +115,22 @@ inline void fill_words(std::byte* memory, std::uint64_t bytes, std::uint64_t see
   for (std::thread& thread : all) thread.join();
 }
 
+// Digests of each `piece` bytes of `bytes`.
+inline std::vector<std::uint64_t> digests_of(const std::byte* memory, std::uint64_t bytes, std::uint64_t piece) {
+  std::vector<std::uint64_t> digests((bytes + piece - 1) / piece);
+  const unsigned threads = std::max(1u, std::min(12u, std::thread::hardware_concurrency()));
+  std::vector<std::thread> all;
+  for (unsigned t = 0; t < threads; ++t) {
+    all.emplace_back([&, t] {
+      for (std::size_t i = digests.size() * t / threads; i < digests.size() * (t + 1) / threads; ++i) {
+        digests[i] = xxh3_64(memory + i * piece, std::min(piece, bytes - i * piece));
+      }
+    });
+  }
+  for (std::thread& thread : all) thread.join();
+  return digests;
+}
+
 // An IOCB for up to kMostContexts contexts. Contexts in mapped memory, as a host prepares them, or in HBM.
 struct Iocb {
   explicit Iocb(Where where = Where::kMapped)
@@ -124,9 +141,9 @@ struct Iocb {
         words(Where::kDevice, 2),
         flag_copy(Where::kMapped, 1) {}
 
-  IoControlBlock block(std::uint64_t deadline_ns) const {
-    return {contexts.data(), count.data(),     statuses.data(), reports.data(),
-            words.data(),    words.data() + 1, deadline_ns,     nullptr};
+  IoControlBlock block(std::uint64_t deadline_ns, bool digested = false) const {
+    return {contexts.data(),  count.data(), statuses.data(), reports.data(), words.data(),
+            words.data() + 1, deadline_ns,  nullptr,         digested};
   }
   std::uint32_t flag() const {
     check(cudaMemcpy(flag_copy.data(), words.data() + 1, 4, cudaMemcpyDefault), "flag");
@@ -145,6 +162,7 @@ struct Iocb {
       sum.done += report.done;
       sum.refused += report.refused;
       sum.failed += report.failed;
+      sum.damaged += report.damaged;
       sum.timed_out += report.timed_out;
       sum.not_sent += report.not_sent;
       sum.doorbells += report.doorbells;
