@@ -177,6 +177,11 @@ class Bench {
     return {4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20};
   }
 
+  std::vector<int> mover_ctas() const {
+    if (only_movers_) return {2, 4};
+    return {std::begin(kBandwidthCtas), std::end(kBandwidthCtas)};
+  }
+
   void fill(const Memory& memory) {
     fill_words<<<264, 512, 0, stream_>>>(memory.data<std::uint64_t>(), memory.size() / 8, seed_);
     check(cudaGetLastError(), "fill_words");
@@ -241,12 +246,12 @@ class Bench {
     const char* order = random_order ? "random" : "sequential";
     const Calls calls(source(way), destination(way), size, random_order, random_);
     const DigestBuffers digests(size, calls.sets);
-    for (const int ctas : kBandwidthCtas) {
+    for (const int ctas : mover_ctas()) {
       const auto plain = [&](int call) {
         const auto args = calls.args(call, ctas);
         check(tardis_gpu_move(&args, stream_), "tardis_gpu_move");
       };
-      if (ctas == kBandwidthCtas[0]) verify(calls, way, "mover", plain);
+      if (ctas == mover_ctas().front()) verify(calls, way, "mover", plain);
       measure(calls, "mover", way, order, ctas, plain);
     }
     for (std::uint32_t set = 0; set < calls.sets; ++set) {
@@ -254,13 +259,13 @@ class Bench {
       const auto digest_args = digests.args(set, true);
       check(tardis_gpu_move_digested(&args, &digest_args, stream_), "tardis_gpu_move_digested");
     }
-    for (const int ctas : kBandwidthCtas) {
+    for (const int ctas : mover_ctas()) {
       const auto digesting = [&](int call) {
         const auto args = calls.args(call, ctas);
         const auto digest_args = digests.args(call % calls.sets, false);
         check(tardis_gpu_move_digested(&args, &digest_args, stream_), "tardis_gpu_move_digested");
       };
-      if (ctas == kBandwidthCtas[0]) verify(calls, way, "mover with digests", digesting);
+      if (ctas == mover_ctas().front()) verify(calls, way, "mover with digests", digesting);
       measure(calls, "mover with digests", way, order, ctas, digesting);
     }
     std::uint32_t mismatches = 0;
