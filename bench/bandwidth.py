@@ -134,9 +134,9 @@ def draw(content: dict[str, Any], folder: pathlib.Path) -> list[str]:
     return ["bandwidth_by_page.png", "bandwidth_by_setting.png"]
 
 
-def run(program: pathlib.Path, quick: bool, pool: int, report: Report) -> int:
+def run(program: pathlib.Path, options: list[str], report: Report) -> int:
     """Run the program, adding its rows as they come; its exit status."""
-    command = [str(program.absolute()), "--pool", str(pool), *(["--quick"] if quick else [])]
+    command = [str(program.absolute()), *options]
     return run_program(command, lambda row: add_row(report, row))
 
 
@@ -146,6 +146,7 @@ def main() -> int:
     add_common_arguments(parser)
     add_program_argument(parser, NAME)
     parser.add_argument("--pool", type=int, default=2048, metavar="MIB", help="size of each pool (default 2048)")
+    parser.add_argument("--movers", action="store_true", help="only the movers, on 2 and 4 SMs, and the limits")
     parser.add_argument("--plots", type=pathlib.Path, metavar="FOLDER", help="draw the figures there (matplotlib)")
     parser.add_argument("--render", type=pathlib.Path, metavar="JSON", help="only draw, from an earlier result")
     arguments = parser.parse_args()
@@ -157,7 +158,10 @@ def main() -> int:
         return 0
     program = required_program(parser, arguments.program, NAME)
     report = Report(arguments.json, machine_facts(), sgl_kernel=sgl_kernel_note())
-    status = run(program, arguments.quick, arguments.pool, report)
+    options = ["--pool", str(arguments.pool)]
+    options += ["--quick"] if arguments.quick else []
+    options += ["--movers"] if arguments.movers else []
+    status = run(program, options, report)
     if status == SKIPPED:
         return SKIPPED
     for missed in verdict(report):

@@ -78,13 +78,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_arguments(parser)
     add_program_argument(parser, NAME)
+    parser.add_argument("--digests", action="store_true", help="only the whole path, without and with digests")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw the depth sweep there (matplotlib)")
     arguments = parser.parse_args()
     program = required_program(parser, arguments.program, NAME)
     report = Report(arguments.json, machine_facts())
-    command = [str(program.absolute()), *(["--quick"] if arguments.quick else [])]
+    options = [f"--{name}" for name in ("quick", "digests") if getattr(arguments, name)]
+    command = [str(program.absolute()), *options]
     status = run_program(command, lambda row: add_row(report, row))
-    if status == 0 and arguments.plot:
+    if status == 0 and arguments.plot and not arguments.digests:
         draw(list(report.rows.values()), arguments.plot)
     return status
 

@@ -99,5 +99,6 @@ struct IoControlBlock {
   IoTimes* times;              // of each context; null: nobody wants to know
   std::uint32_t digested = 0;  // 1: contexts may name digests; 0: those that do are refused
 };
+static_assert(sizeof(IoControlBlock) == 72 && offsetof(IoControlBlock, digested) == 64);
 
 }  // namespace tardis::gio

@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(kWarps* kLanes) check_roots(const tardis_gpu_r
   extern __shared__ ShortLayers shared[];
   const int warp = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
   ShortLayers& scratch = shared[warp];
-  const auto keys = xxh3::BlockKeys::of(lane);
+  xxh3::BlockKeys keys;  // microseconds, for those who need them
+  if (args.chunks_per_layer > kShortDigests || args.layers > kShortDigests) keys = xxh3::BlockKeys::of(lane);
   const std::uint32_t told = __ldcg(args.object_count);
   const std::uint32_t objects = told < args.max_objects ? told : args.max_objects;
   for (std::uint32_t object = blockIdx.x * kWarps + warp; object < objects; object += gridDim.x * kWarps) {
