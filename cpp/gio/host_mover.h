@@ -13,14 +13,17 @@
 
 namespace tardis::gio {
 
-// Of what is in the bounce slot: compared with those that the context names, or written there.
-inline void digest_on_host(const GrantedQueue& queue, const RingWork& work, std::uint32_t index) {
-  RingSlot& slot = work.slots[index];
-  const std::byte* const bounce = queue.bounce + std::uint64_t{index} * queue.slot_bytes;
+// Of what is in memory, where no controller writes: compared with those that the context names, or written there.
+inline void digest_on_host(RingSlot& slot) {
   auto* const digests = reinterpret_cast<std::uint64_t*>(static_cast<std::uintptr_t>(slot.digests));
-  const std::uint32_t bytes = slot.bytes[0] + slot.bytes[1];
+  const std::uint32_t front = slot.bytes[0], bytes = front + slot.bytes[1];
   for (std::uint32_t at = 0; at < bytes; at += kDigestedBytes) {
-    const std::uint64_t digest = xxh3_64(bounce + at, std::min(kDigestedBytes, bytes - at));
+    const std::uint32_t end = std::min(at + kDigestedBytes, bytes), split = std::clamp(front, at, end);
+    Xxh3Stream stream;
+    stream.update(reinterpret_cast<const void*>(static_cast<std::uintptr_t>(slot.memory[0] + at)), split - at);
+    stream.update(reinterpret_cast<const void*>(static_cast<std::uintptr_t>(slot.memory[1] + (split - front))),
+                  end - split);
+    const std::uint64_t digest = stream.digest();
     if (slot.op == IoOp::kWrite) {
       digests[at / kDigestedBytes] = digest;
     } else if (digests[at / kDigestedBytes] != digest) {
@@ -30,7 +33,7 @@ inline void digest_on_host(const GrantedQueue& queue, const RingWork& work, std:
 }
 
 inline void move_on_host(const GrantedQueue& queue, const RingWork& work, std::uint32_t index) {
-  const RingSlot& slot = work.slots[index];
+  RingSlot& slot = work.slots[index];
   std::byte* bounce = queue.bounce + std::uint64_t{index} * queue.slot_bytes;
   for (std::uint32_t i = 0; i < kPieces; ++i) {
     auto* const memory = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(slot.memory[i]));
@@ -42,7 +45,7 @@ inline void move_on_host(const GrantedQueue& queue, const RingWork& work, std::u
     }
     bounce += slot.bytes[i];
   }
-  if (slot.digests != 0) digest_on_host(queue, work, index);
+  if (slot.digests != 0) digest_on_host(slot);
 }
 
 // At once, by the thread that runs the ring.
