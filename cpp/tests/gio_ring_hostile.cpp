@@ -69,7 +69,7 @@ class Controller {
     const auto small = [&](std::uint32_t below) { return static_cast<std::uint16_t>(random_() % below); };
     CompletionEntry entry{
         static_cast<std::uint32_t>(random_()), 0, static_cast<std::uint16_t>(head_), kQueue, small(queue_.commands), 0};
-    switch (random_() % 6) {
+    switch (random_() % 10) {
       case 0:
         entry.sq_id = any();
         break;
@@ -85,7 +85,7 @@ class Controller {
       case 4:
         entry.status = static_cast<std::uint16_t>(any() & ~1u);
         break;
-      default:
+      default:  // that it has read what it has not
         if (!fetched_.empty()) entry.command_id = fetched_[random_() % fetched_.size()].command_id;
     }
     return entry;
