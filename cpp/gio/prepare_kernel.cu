@@ -11,12 +11,10 @@ constexpr unsigned kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads)
     prepare_contexts(const __grid_constant__ LayerPages layer, IoContext* contexts, std::uint32_t* count) {
-  const std::uint32_t commands = layer.commands_per_page();
-  const std::uint64_t wanted = std::uint64_t{*layer.count} * commands;
+  const std::uint32_t wanted = layer.commands(*layer.count), commands = layer.commands_per_page();
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
-  // More than fit are told to the ring, which refuses them all.
-  if (i == 0) *count = wanted <= kMostContexts ? static_cast<std::uint32_t>(wanted) : kMostContexts + 1;
-  if (i < wanted) contexts[i] = layer.context(i / commands, i % commands);
+  if (i == 0) *count = wanted;
+  if (i < wanted && wanted <= kMostContexts) contexts[i] = layer.context(i / commands, i % commands);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The index in host memory, by the code that runs on the device: what tests compare with.
+// The index in host memory, by the code that runs on the device.
 #pragma once
 
 #include <array>
@@ -40,6 +40,24 @@ struct HostWarp {
   void ordered() const {}
 };
 
+inline tardis_gpu_index_answer find_on_host(const tardis_gpu_index& index, const Key& key, std::uint16_t space) {
+  const Place place = place_of(key, space, index.buckets);
+  tardis_gpu_index_answer answer = miss();
+  for (const std::uint32_t bucket : {place.first, place.second}) {
+    const std::uint64_t* words = bucket_words(index, bucket);
+    const std::uint64_t header = load(words + kHeaderLane);
+    for (int lane = 1; lane < kLanes; ++lane) {
+      const std::uint64_t seen = load(words + lane);
+      if (!leads_to(seen, place.tag)) continue;
+      const Found found = examine(words + lane, record_words(index, bucket, lane), seen, place.tag, key, space, answer);
+      if (found == Found::kFound) return answer;
+      if (found == Found::kUnknown) answer.status = static_cast<std::uint32_t>(found);
+    }
+    if (!has_overflow(header)) break;
+  }
+  return answer;
+}
+
 class HostIndex {
  public:
   explicit HostIndex(std::uint64_t buckets) : memory_(allocate(buckets * kBucketBytes)) {
@@ -56,24 +74,7 @@ class HostIndex {
     return IndexWriter<HostWarp>(warp, view_).apply(&change);
   }
 
-  tardis_gpu_index_answer find(const Key& key, std::uint16_t space) const {
-    const Place place = place_of(key, space, view_.buckets);
-    tardis_gpu_index_answer answer = miss();
-    for (const std::uint32_t bucket : {place.first, place.second}) {
-      const std::uint64_t* words = bucket_words(view_, bucket);
-      const std::uint64_t header = load(words + kHeaderLane);
-      for (int lane = 1; lane < kLanes; ++lane) {
-        const std::uint64_t seen = load(words + lane);
-        if (!leads_to(seen, place.tag)) continue;
-        const Found found =
-            examine(words + lane, record_words(view_, bucket, lane), seen, place.tag, key, space, answer);
-        if (found == Found::kFound) return answer;
-        if (found == Found::kUnknown) answer.status = static_cast<std::uint32_t>(found);
-      }
-      if (!has_overflow(header)) break;
-    }
-    return answer;
-  }
+  tardis_gpu_index_answer find(const Key& key, std::uint16_t space) const { return find_on_host(view_, key, space); }
 
  private:
   struct Free {

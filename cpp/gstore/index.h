@@ -110,6 +110,11 @@ TARDIS_GPU_API int tardis_gpu_index_apply(const tardis_gpu_index* index, const t
                                           tardis_gpu_ticket* ticket, tardis_gpu_report* report, uint32_t ctas,
                                           void* cuda_stream);
 
+/* Load the kernels of the two calls above: a kernel that is loaded on its first launch waits for the device, and so for
+ * ever behind a stream that waits for that kernel. */
+TARDIS_GPU_API int tardis_gpu_index_load_lookup(void);
+TARDIS_GPU_API int tardis_gpu_index_load_apply(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -47,3 +47,8 @@ extern "C" int tardis_gpu_index_apply(const tardis_gpu_index* index, const tardi
                                                                              statuses, ticket, report);
   return cudaGetLastError();
 }
+
+extern "C" int tardis_gpu_index_load_apply(void) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, tardis::gstore::index_apply);
+}

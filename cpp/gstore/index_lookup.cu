@@ -224,3 +224,9 @@ extern "C" int tardis_gpu_index_lookup(const tardis_gpu_index* index, const void
       *index, static_cast<const ulonglong2*>(keys), count, max_count, space, answers, ticket, report);
   return cudaGetLastError();
 }
+
+extern "C" int tardis_gpu_index_load_lookup(void) {
+  cudaFuncAttributes attributes;
+  const cudaError_t small = cudaFuncGetAttributes(&attributes, tardis::gstore::lookup_small);
+  return small == cudaSuccess ? cudaFuncGetAttributes(&attributes, tardis::gstore::lookup_large) : small;
+}

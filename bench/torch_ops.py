@@ -1,0 +1,551 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch ops of sglang_tardis.gpu on a GPU: checks first, then what a restore costs.
+
+Against the software controller over memory: host threads copy between the namespace and pinned bounce slots, and SMs
+carry the bytes on to pages in HBM. No drive takes part.
+
+checks     pools of several layouts, put and get to other pages, every byte of the pools compared; ids outside, counts
+           above, a deadline that passes, renew; lookups
+graphs     one CUDA graph gets all layers while a second stream waits for each and reads it; replayed with other ids,
+           slots and counts each time; every byte of the pools and every sum that was read compared
+profile    torch.profiler over replays: which CUDA calls the host makes, none of which may wait or copy; calls into the
+           library for each restore
+timing     GB/s of a get and a put of all layers; the limit is a pinned copy to or from HBM by a copy engine, measured
+           in the same run
+
+Without a GPU (--device cpu) the checks alone, with small pools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from common import Report, add_common_arguments, machine_facts
+from sglang_tardis import gpu
+from sglang_tardis.gpu import GioSession, KvPools, ObjectIndex
+
+OPS = torch.ops.tardis
+PARTS = ("checks", "graphs", "profile", "timing")
+POISON = 0x5A5A5A5A5A5A5A5A
+CONTROLLER = "software controller over memory"
+# Calls that wait for the device, or copy by way of one that does.
+WAITING = ("Synchronize", "cudaMemcpy", "cudaMemset", "cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMem")
+HARMLESS = ("cudaMemcpyAsync", "cudaMemsetAsync")
+
+
+class Shape:
+    """Pools of one layout: all bytes of them are one tensor, so that one comparison sees every byte."""
+
+    def __init__(
+        self,
+        name: str,
+        layers: int,
+        key: tuple[int, int],
+        value: tuple[int, int] | None,
+        dtype: torch.dtype,
+        tokens: int,
+    ) -> None:
+        self.name, self.layers, self.key, self.value, self.dtype, self.tokens = name, layers, key, value, dtype, tokens
+
+    def pools(self, pages: int, device: str) -> tuple[KvPools, list[torch.Tensor]]:
+        """The pools, and per side all of its bytes: int64 `[layers, pages, page words]`."""
+        raw, views = [], []
+        for side in (self.key, self.value):
+            if side is None:
+                continue
+            words = self.tokens * side[0] * side[1] * self.dtype.itemsize // 8
+            memory = torch.empty((self.layers, pages, words), dtype=torch.int64, device=device)
+            raw.append(memory)
+            views.append([memory[i].view(self.dtype).view(pages * self.tokens, *side) for i in range(self.layers)])
+        return KvPools(views[0], views[1] if len(views) > 1 else None, page_tokens=self.tokens), raw
+
+
+LLAMA = Shape("Llama-3.1-8B, page 64", 32, (8, 128), (8, 128), torch.bfloat16, 64)
+SHAPES = (
+    Shape("GQA, page 16", 8, (8, 128), (8, 128), torch.bfloat16, 16),
+    Shape("K and V of different heads, fp8", 6, (8, 128), (4, 64), torch.float8_e4m3fn, 32),
+    Shape("MLA, page 64", 8, (1, 576), None, torch.bfloat16, 64),
+)
+
+
+class Rig:
+    """Pools, a copy of them, poison, and a session; ids that ops read from the device."""
+
+    def __init__(self, shape: Shape, pages: int, slots: int, device: str, capacity: int, **options: Any) -> None:
+        self.shape, self.device, self.pages = shape, device, pages
+        self.pools, self.raw = shape.pools(pages, device)
+        self.layout = self.pools.layout()
+        self.session = GioSession(self.layout, bytes=slots * self.layout.object_bytes, device=device, **options)
+        self.slots = slots
+        self.page_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.slot_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        self.at: dict[int, int] = {}  # slot: page of self.stored
+
+    def fill(self) -> None:
+        """Fresh random bytes in the pools, kept as self.stored."""
+        for memory in self.raw:
+            memory.view(torch.uint8).random_(0, 256)
+        self.stored = [memory.clone() for memory in self.raw]
+
+    def poison(self) -> None:
+        for memory in self.raw:
+            memory.fill_(POISON)
+
+    def choose(self, pages: list[int], slots: list[int]) -> None:
+        """What the next transfer moves; whatever is behind the count is nonsense."""
+        for ids, chosen in ((self.page_ids, pages), (self.slot_ids, slots)):
+            ids.fill_(-77)
+            ids[: len(chosen)] = torch.tensor(chosen, dtype=torch.int32, device=self.device)
+        self.count.fill_(len(pages))
+
+    def enqueue(self, op: Callable[..., None], **more: Any) -> None:
+        """All layers on the current stream."""
+        for layer in range(self.shape.layers):
+            op(
+                self.session.handle,
+                layer,
+                self.pools.layer(layer),
+                self.page_ids,
+                self.slot_ids,
+                self.count,
+                self.session.flags,
+                **more,
+            )
+
+    def run(self, op: Callable[..., None]) -> list[int]:
+        """All layers; returns the flags."""
+        self.session.flags.zero_()
+        self.enqueue(op)
+        return self.session.flags.tolist()
+
+    def store(self) -> list[int]:
+        """Every page of the pools into a slot of its own, in random order."""
+        capacity = self.page_ids.numel()
+        order = np.random.default_rng().permutation(self.slots)[: self.pages].tolist()
+        self.at = {slot: page for page, slot in enumerate(order)}
+        flags: list[int] = []
+        for first in range(0, self.pages, capacity):
+            chosen = list(range(first, min(first + capacity, self.pages)))
+            self.choose(chosen, [order[page] for page in chosen])
+            flags += self.run(OPS.batch_put)
+        return flags
+
+    def wanted(self, pages: list[int], slots: list[int]) -> Iterator[torch.Tensor]:
+        """Per side what the pools must hold after a get into poison."""
+        to = torch.tensor(pages, dtype=torch.int64, device=self.device)
+        of = torch.tensor([self.at[slot] for slot in slots], dtype=torch.int64, device=self.device)
+        for stored in self.stored:
+            wanted = torch.full_like(stored, POISON)
+            wanted[:, to] = stored[:, of]
+            yield wanted
+
+    def right(self, pages: list[int], slots: list[int]) -> bool:
+        """Whether every byte of the pools is what it must be."""
+        return all(torch.equal(mine, wanted) for mine, wanted in zip(self.raw, self.wanted(pages, slots), strict=True))
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+        self.session.close()
+
+
+class Outcome:
+    """Checks that failed."""
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.failed = report, 0
+
+    def expect(self, good: bool, what: str, found: object = "") -> None:
+        """Print and count what is not so."""
+        if not good:
+            self.failed += 1
+            print(f"FAILED {what} {found}", flush=True)
+
+
+def quick_options(device: str) -> dict[str, Any]:
+    """Of sessions that are checked, not measured."""
+    return {"threads": 4, "queues": 4, "entries": 32} if device != "cpu" else {"threads": 1, "queues": 2, "entries": 16}
+
+
+def random_choice(rig: Rig, most: int, random: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Pages, all different, and slots that hold something."""
+    count = int(random.integers(0, most + 1))
+    pages = random.permutation(rig.pages)[:count].tolist()
+    return pages, random.choice(np.array(list(rig.at)), count).tolist()
+
+
+# ---- checks
+def check_layouts(outcome: Outcome, device: str, rounds: int) -> None:
+    random = np.random.default_rng()
+    shapes = SHAPES if device == "cpu" else (LLAMA, *SHAPES)
+    several = [(SHAPES[0], {"slot_bytes": size}) for size in (16 << 10, 8 << 10)]
+    cases = [*((shape, {}) for shape in shapes), *several]
+    for shape, more in cases:
+        pages = 24 if device == "cpu" else 96
+        with Rig(shape, pages, pages + 16, device, 64, **quick_options(device), **more) as rig:
+            wrong = 0
+            rig.fill()
+            outcome.expect(set(rig.store()) == {1}, f"{shape.name}: put", rig.session.layer_report(0))
+            for _ in range(rounds):
+                most = min(64, pages, rig.session.most_pages)
+                chosen = random_choice(rig, most, random)
+                rig.poison()
+                rig.choose(*chosen)
+                wrong += set(rig.run(OPS.batch_get)) != {1} or not rig.right(*chosen)
+            name = f"{shape.name}, {rig.session.commands_per_page} commands a page"
+            outcome.expect(wrong == 0, f"{name}: pages of another content", wrong)
+            outcome.report.add(f"put and get: {name}", CONTROLLER, rounds, wrong, "wrong")
+
+
+def check_refusals(outcome: Outcome, device: str) -> None:
+    with Rig(SHAPES[0], 24, 30, device, 8, **quick_options(device)) as rig:
+        rig.fill()
+        rig.store()
+        inside = list(rig.at)[:3]
+        rig.poison()
+        rig.choose([1, 24, -1, 2, 3, 4], [inside[0], inside[0], inside[0], inside[1], 30, -1])
+        outcome.expect(set(rig.run(OPS.batch_get)) == {2}, "ids outside: flags")
+        outcome.expect(rig.right([1, 2], inside[:2]), "ids outside: the pools")
+        ends = rig.session.layer_report(3).ends
+        outcome.expect(ends == ("done", "refused", "refused", "done", "refused", "refused"), "ids outside", ends)
+        rig.poison()
+        rig.choose([1, 2], inside[:2])
+        rig.count.fill_(9)
+        outcome.expect(set(rig.run(OPS.batch_get)) == {2} and rig.right([], []), "a count above the ids")
+        rig.choose([5, 6, 7], inside)
+        outcome.expect(set(rig.run(OPS.batch_get)) == {1} and rig.right([5, 6, 7], inside), "afterwards")
+        rig.choose([], [])
+        rig.poison()
+        outcome.expect(set(rig.run(OPS.batch_get)) == {1} and rig.right([], []), "a count of 0")
+    outcome.report.add("ids and counts outside", CONTROLLER, "", outcome.failed, "wrong")
+
+
+def check_renew(outcome: Outcome, device: str) -> None:
+    """A deadline passes; the flag says so, the queues are down, renew makes them work again."""
+    shape = Shape("", 1, (8, 256), (8, 256), torch.bfloat16, 256)
+    with Rig(shape, 64, 64, device, 64, threads=1, queues=1, entries=64) as rig:
+        rig.fill()
+        rig.session.deadline_ms = 10_000
+        outcome.expect(rig.store() == [1], "renew: put")
+        every = sorted(rig.at), [rig.at[slot] for slot in sorted(rig.at)]
+        slots, pages = every
+        rig.session.deadline_ms = 1
+        rig.choose(pages, slots)
+        rig.poison()
+        found = rig.run(OPS.batch_get)
+        report = rig.session.layer_report(0)
+        outcome.expect(found == [2] and report.needs_renew, "a deadline of 1 ms", report.rings)
+        rig.session.deadline_ms = 10_000
+        outcome.expect(rig.run(OPS.batch_get) == [2], "a queue that is down")
+        rig.session.renew()
+        rig.poison()
+        outcome.expect(rig.run(OPS.batch_get) == [1] and rig.right(pages, slots), "renew: get")
+    outcome.report.add("deadline and renew", CONTROLLER, "", outcome.failed, "wrong")
+
+
+def check_lookup(outcome: Outcome, device: str) -> None:
+    entries = 20_000
+    random = np.random.default_rng()
+    index = ObjectIndex(entries, device)
+    changes = np.zeros(entries, dtype=gpu.ENTRY_DTYPE)
+    changes["key"] = random.integers(0, 256, (entries, 32))
+    changes["location"], changes["generation"], changes["space"] = random.integers(0, 1 << 40, entries), 1, 3
+    there = entries * 3 // 4
+    for first in range(0, there, 5000):
+        outcome.expect(set(index.apply(changes[first : first + 5000])) == {"inserted"}, "lookup: put")
+    keys = torch.from_numpy(changes["key"].copy()).to(device)
+    answers = index.new_answers(entries)
+    count = torch.tensor([entries - 5], dtype=torch.int32, device=device)
+    OPS.lookup(index.handle, keys, count, answers, space=3)
+    rows = answers.cpu().numpy().view(gpu.ANSWER_DTYPE)[:, 0]
+    good = (rows["status"][:there] == 1).all() and (rows["status"][there:] == 0).all()
+    good = good and (rows["location"][:there] == changes["location"][:there]).all()
+    outcome.expect(bool(good), "lookup: answers")
+    outcome.report.add("lookup", "index", entries, 0 if good else 1, "wrong")
+
+
+# ---- graphs
+class RestoreGraph:
+    """All layers on one stream; a second one waits for each and reads it."""
+
+    def __init__(self, rig: Rig, before: Callable[[], None] | None = None, **more: Any) -> None:
+        self.rig = rig
+        self.sums = torch.zeros((rig.shape.layers, len(rig.raw)), dtype=torch.int64, device=rig.device)
+        io, compute = torch.cuda.Stream(), torch.cuda.Stream()
+        # Nothing may be loaded or allocated for the first time behind a wait.
+        rig.session.flags.zero_()
+        if before:
+            before()
+        rig.enqueue(OPS.batch_get, **more)
+        self.consume()
+        torch.cuda.synchronize()
+        calls = rig.session.host_calls
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=io):
+            rig.session.flags.zero_()
+            if before:
+                before()
+            compute.wait_stream(io)
+            rig.enqueue(OPS.batch_get, **more)
+            with torch.cuda.stream(compute):
+                self.consume()
+            io.wait_stream(compute)
+        self.host_calls = rig.session.host_calls - calls
+
+    def consume(self) -> None:
+        rig = self.rig
+        for layer in range(rig.shape.layers):
+            OPS.wait_layer(rig.session.handle, layer, rig.pools.layer(layer), rig.session.flags)
+            for side, memory in enumerate(rig.raw):
+                torch.sum(memory[layer].view(-1), dim=0, out=self.sums[layer, side])
+
+    def replay_is_right(self, pages: list[int], slots: list[int]) -> bool:
+        rig = self.rig
+        rig.poison()
+        self.sums.zero_()
+        rig.choose(pages, slots)
+        self.graph.replay()
+        wanted = list(rig.wanted(pages, slots))
+        good = all(torch.equal(mine, other) for mine, other in zip(rig.raw, wanted, strict=True))
+        sums = torch.stack([other.sum(dim=(1, 2)) for other in wanted], dim=1)
+        return good and torch.equal(sums, self.sums) and set(rig.session.flags.tolist()) == {1}
+
+
+def check_graphs(outcome: Outcome, quick: bool) -> None:
+    random = np.random.default_rng()
+    for shape, replays in ((LLAMA, 30 if quick else 1000), *((shape, 30 if quick else 100) for shape in SHAPES)):
+        with Rig(shape, 96, 128, "cuda", 40, **{**quick_options("cuda"), "threads": 8, "queues": 8}) as rig:
+            rig.fill()
+            outcome.expect(set(rig.store()) == {1}, f"graph, {shape.name}: put")
+            rig.choose([0], list(rig.at)[:1])
+            graph = RestoreGraph(rig)
+            begin = time.monotonic()
+            wrong = sum(not graph.replay_is_right(*random_choice(rig, 40, random)) for _ in range(replays))
+            spent = time.monotonic() - begin
+            outcome.expect(wrong == 0, f"graph, {shape.name}: replays that are wrong", wrong)
+            outcome.report.add(
+                f"graph replays: {shape.name}", CONTROLLER, replays, wrong, "wrong", seconds=round(spent, 1)
+            )
+            # A bad end is told by the flags, and the graph is as good as before once the queues were made anew.
+            rig.session.renew()
+            wrong = sum(not graph.replay_is_right(*random_choice(rig, 40, random)) for _ in range(5))
+            outcome.expect(wrong == 0, f"graph, {shape.name}: replays after renew", wrong)
+
+
+def check_graph_of_hashes(outcome: Outcome, quick: bool) -> None:
+    """Hashes in, pages out: a lookup in the graph says where the objects are."""
+    random = np.random.default_rng()
+    shape, replays, most = SHAPES[0], 20 if quick else 200, 40
+    with Rig(shape, 96, 128, "cuda", most, **quick_options("cuda")) as rig:
+        rig.fill()
+        outcome.expect(set(rig.store()) == {1}, "hashes: put")
+        index = ObjectIndex(1000, "cuda")
+        slots = list(rig.at)
+        changes = np.zeros(len(slots), dtype=gpu.ENTRY_DTYPE)
+        changes["key"] = random.integers(0, 256, (len(slots), 32))
+        changes["location"] = np.array(slots) * rig.layout.object_blocks
+        index.apply(changes)
+        keys = torch.zeros((most, 32), dtype=torch.uint8, device="cuda")
+        answers, blocks = index.new_answers(most), torch.zeros(most, dtype=torch.int64, device="cuda")
+
+        def ask() -> None:
+            OPS.lookup(index.handle, keys, rig.count, answers)
+            blocks.copy_(answers[:, 0])
+
+        rig.choose([0], [0])
+        graph = RestoreGraph(rig, ask, blocks=blocks)
+        wrong = 0
+        for _ in range(replays):
+            pages, _ = random_choice(rig, most, random)
+            which = random.integers(0, len(slots), len(pages))
+            keys.fill_(0)
+            keys[: len(pages)] = torch.from_numpy(changes["key"][which]).cuda()
+            chosen = [slots[i] for i in which]
+            rig.poison()
+            rig.choose(pages, list(range(len(pages))))  # slot i of the table of blocks
+            graph.graph.replay()
+            wrong += not rig.right(pages, chosen) or set(rig.session.flags.tolist()) != {1}
+        outcome.expect(wrong == 0, "hashes: replays that are wrong", wrong)
+        outcome.report.add("graph replays: from hashes", CONTROLLER, replays, wrong, "wrong")
+
+
+# ---- what the host does
+def profile(outcome: Outcome, quick: bool) -> None:
+    replays = 10 if quick else 50
+    random = np.random.default_rng()
+    with Rig(LLAMA, 96, 128, "cuda", 40, **{**quick_options("cuda"), "threads": 8, "queues": 8}) as rig:
+        rig.fill()
+        rig.store()
+        calls = {}
+        for count in (1, 40):
+            rig.choose(list(range(count)), list(rig.at)[:count])
+            before = rig.session.host_calls
+            rig.run(OPS.batch_get)
+            calls[count] = rig.session.host_calls - before
+        rig.choose([0], list(rig.at)[:1])
+        graph = RestoreGraph(rig)
+        outcome.expect(calls == {1: rig.shape.layers, 40: rig.shape.layers}, "calls into the library", calls)
+        outcome.report.add("host calls: get, 32 layers", "calls into the library", "1 page", calls[1], "calls")
+        outcome.report.add("host calls: get, 32 layers", "calls into the library", "40 pages", calls[40], "calls")
+        outcome.report.add("host calls: get and waits", "at capture", "", graph.host_calls, "calls")
+
+        # Ids of every replay are on the device before; one kernel each puts them where the graph reads them.
+        chosen = [random_choice(rig, 40, random) for _ in range(replays)]
+        table = torch.full((2, replays, 40), -77, dtype=torch.int32)
+        for i, (pages, slots) in enumerate(chosen):
+            table[0, i, : len(pages)], table[1, i, : len(slots)] = (
+                torch.tensor(numbers, dtype=torch.int32) for numbers in (pages, slots)
+            )
+        table = table.cuda()
+        counts = torch.tensor([len(pages) for pages, _ in chosen], dtype=torch.int32, device="cuda")
+        steps = torch.arange(replays, device="cuda")
+
+        def replay(i: int) -> None:
+            step = steps[i : i + 1]
+            torch.index_select(table[0], 0, step, out=rig.page_ids.view(1, -1))
+            torch.index_select(table[1], 0, step, out=rig.slot_ids.view(1, -1))
+            torch.index_select(counts, 0, step, out=rig.count)
+            graph.graph.replay()
+
+        replay(0)
+        torch.cuda.synchronize()
+        before = rig.session.host_calls
+        landed = torch.cuda.Event()
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        rig.poison()
+        with torch.profiler.profile(activities=activities) as trace:
+            torch.cuda.synchronize()  # ends before the window below
+            for i in range(replays):
+                replay(i)
+            landed.record()
+            while not landed.query():
+                time.sleep(1e-4)
+        outcome.expect(rig.session.host_calls == before, "calls into the library by replays")
+        outcome.report.add("host calls: a replay", "calls into the library", "", 0, "calls")
+        on_host = torch.autograd.DeviceType.CPU
+        events = [(event.name, event.time_range.start) for event in trace.events() if event.device_type == on_host]
+        launches = [start for name, start in events if "GraphLaunch" in name]
+        last = max((start for name, start in events if name == "cudaEventQuery"), default=0)
+        outcome.expect(len(launches) == replays and last > launches[-1], "graph launches in the trace", len(launches))
+        found: dict[str, int] = {}
+        for name, start in events:
+            inside = bool(launches) and launches[0] <= start <= last
+            if inside and re.match(r"cu(da)?[A-Z]", name):
+                found[name] = found.get(name, 0) + 1
+        waiting = [name for name in found if any(x in name for x in WAITING) and name not in HARMLESS]
+        copies = [name for name in found if name in HARMLESS]
+        outcome.expect(not waiting and not copies, "calls between submission and landed", waiting + copies)
+        outcome.report.note(cuda_calls_in_replays=found, replays_profiled=replays)
+        print("CUDA calls while", replays, "replays were under way:", found, flush=True)
+        outcome.report.add("waits and copies by the host", "replays", replays, len(waiting) + len(copies), "calls")
+        last_pages, last_slots = chosen[-1]
+        wanted = list(rig.wanted(last_pages, last_slots))
+        to = torch.tensor(last_pages, dtype=torch.int64, device="cuda")
+        good = all(torch.equal(mine[:, to], other[:, to]) for mine, other in zip(rig.raw, wanted, strict=True))
+        outcome.expect(good, "profiled replays: pages of the last one")
+
+
+# ---- timing
+def copy_limits(report: Report) -> dict[str, float]:
+    """GB/s of one large copy by a copy engine, in and out."""
+    size = 1 << 30
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(size, dtype=torch.uint8, device="cuda")
+    limits = {}
+    for name, to, of in (("in", device, host), ("out", host, device)):
+        times = [seconds(lambda to=to, of=of: to.copy_(of, non_blocking=True)) for _ in range(4)]
+        limits[name] = size / statistics.median(times[1:]) / 1e9
+        report.add(f"rig: pinned copy {name}", "torch copy_", size, limits[name], "GB/s")
+    return limits
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of the device, from before `work` to after it."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def timing(outcome: Outcome, quick: bool) -> None:
+    limits = copy_limits(outcome.report)
+    most = 64 if quick else 512
+    options = {"threads": 12, "queues": 12, "entries": 64, "deadline_ms": 10_000}
+    with Rig(LLAMA, most, most, "cuda", most, **options) as rig:
+        rig.fill()
+        outcome.expect(set(rig.store()) == {1}, "timing: put")
+        slots = np.random.default_rng().permutation(most).tolist()
+        rig.poison()
+        rig.choose(list(range(most)), slots)
+        outcome.expect(set(rig.run(OPS.batch_get)) == {1} and rig.right(list(range(most)), slots), "timing: get")
+
+        graphs = {}
+        for name, op in (("get", OPS.batch_get), ("put", OPS.batch_put)):
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name]):
+                rig.session.flags.zero_()
+                rig.enqueue(op)
+        for count in (count for count in (8, 64, 512) if count <= most):
+            rig.choose(list(range(count)), slots[:count])
+            size = count * rig.layout.object_bytes
+            for name in ("get", "put"):
+                repeats = 3 if quick else 7
+                times = [seconds(graphs[name].replay) for _ in range(repeats + 1)][1:]
+                outcome.expect(set(rig.session.flags.tolist()) == {1}, f"timing: {name}")
+                rate = size / statistics.median(times) / 1e9
+                limit = limits["in" if name == "get" else "out"]
+                extra = {"ms": round(statistics.median(times) * 1e3, 3), "pages": count, "layers": rig.shape.layers}
+                case = f"{name}, 32 layers, {count} pages"
+                outcome.report.add(case, CONTROLLER, rig.layout.layer_bytes, rate, "GB/s", limit, **extra)
+
+
+def main() -> int:
+    """Every part, or those that are named; exit status 1 if a check failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_arguments(parser)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    arguments = parser.parse_args()
+    on_gpu = arguments.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        parser.error("no CUDA device; --device cpu runs the checks")
+    torch.manual_seed(time.time_ns())
+    report = Report(arguments.json, machine_facts())
+    outcome = Outcome(report)
+    quick = arguments.quick
+    with contextlib.ExitStack() as stack:
+        if on_gpu:
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+        if "checks" in arguments.parts:
+            check_layouts(outcome, arguments.device, 3 if quick or not on_gpu else 20)
+            check_refusals(outcome, arguments.device)
+            check_renew(outcome, arguments.device)
+            check_lookup(outcome, arguments.device)
+        if on_gpu and "graphs" in arguments.parts:
+            check_graphs(outcome, quick)
+            check_graph_of_hashes(outcome, quick)
+        if on_gpu and "timing" in arguments.parts:
+            timing(outcome, quick)
+        if on_gpu and "profile" in arguments.parts:
+            profile(outcome, quick)
+    print("right" if outcome.failed == 0 else f"{outcome.failed} checks FAILED", flush=True)
+    return 1 if outcome.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
