@@ -34,6 +34,7 @@ from sglang_tardis import gpu
 from sglang_tardis.gpu import GioSession, KvPools, ObjectIndex
 
 OPS = torch.ops.tardis
+SKIPPED = 77
 PARTS = ("checks", "graphs", "profile", "timing")
 POISON = 0x5A5A5A5A5A5A5A5A
 CONTROLLER = "software controller over memory"
@@ -257,7 +258,7 @@ def check_renew(outcome: Outcome, device: str) -> None:
 
 
 def check_lookup(outcome: Outcome, device: str) -> None:
-    entries = 20_000
+    entries = 2_000 if device == "cpu" else 20_000
     random = np.random.default_rng()
     index = ObjectIndex(entries, device)
     changes = np.zeros(entries, dtype=gpu.ENTRY_DTYPE)
@@ -265,7 +266,7 @@ def check_lookup(outcome: Outcome, device: str) -> None:
     changes["location"], changes["generation"], changes["space"] = random.integers(0, 1 << 40, entries), 1, 3
     there = entries * 3 // 4
     for first in range(0, there, 5000):
-        outcome.expect(set(index.apply(changes[first : first + 5000])) == {"inserted"}, "lookup: put")
+        outcome.expect(set(index.apply(changes[first : min(first + 5000, there)])) == {"inserted"}, "lookup: put")
     keys = torch.from_numpy(changes["key"].copy()).to(device)
     answers = index.new_answers(entries)
     count = torch.tensor([entries - 5], dtype=torch.int32, device=device)
@@ -523,7 +524,8 @@ def main() -> int:
     arguments = parser.parse_args()
     on_gpu = arguments.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        parser.error("no CUDA device; --device cpu runs the checks")
+        print("skipped: no CUDA device (--device cpu runs the checks)")
+        return SKIPPED
     torch.manual_seed(time.time_ns())
     report = Report(arguments.json, machine_facts())
     outcome = Outcome(report)

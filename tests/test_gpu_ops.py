@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the torch ops were not tested")
 
+import torch_ops  # noqa: E402
 from sglang_tardis import gpu  # noqa: E402
 from sglang_tardis.gpu import GioError, GioSession, KvPools, ObjectIndex, PageLayout  # noqa: E402
 
@@ -472,6 +474,20 @@ def test_a_restore_from_hashes_to_pages():
         rig.expect(before, {20: 2, 21: 0})
         for layer in range(3):  # nowhere and a layer's offset is not a place
             assert rig.session.layer_report(layer).ends == ("done", "done", "refused")
+
+
+# ---- the benchmark's own checks, on the CPU
+def test_benchmark_checks_run_without_a_gpu(tmp_path, monkeypatch, capsys):
+    arguments = ["torch_ops.py", "--quick", "--json", str(tmp_path / "rows.json")]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--device", "cpu"])
+    status = torch_ops.main()
+    printed = capsys.readouterr().out
+    assert status == 0 and printed.endswith("right\n"), printed
+    rows = json.loads((tmp_path / "rows.json").read_text("utf-8"))["rows"]
+    assert len(rows) == 8 and {(row["unit"], row["value"]) for row in rows} == {("wrong", 0)}
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(sys, "argv", arguments)
+        assert torch_ops.main() == torch_ops.SKIPPED
 
 
 # ---- without what it needs
