@@ -123,10 +123,10 @@ class Rig:
                 **more,
             )
 
-    def run(self, op: Callable[..., None]) -> list[int]:
+    def run(self, op: Callable[..., None], **more: Any) -> list[int]:
         """All layers; returns the flags."""
         self.session.flags.zero_()
-        self.enqueue(op)
+        self.enqueue(op, **more)
         return self.session.flags.tolist()
 
     def store(self) -> list[int]:
@@ -212,6 +212,7 @@ def check_layouts(outcome: Outcome, device: str, rounds: int) -> None:
 
 
 def check_refusals(outcome: Outcome, device: str) -> None:
+    failed = outcome.failed
     with Rig(SHAPES[0], 24, 30, device, 8, **quick_options(device)) as rig:
         rig.fill()
         rig.store()
@@ -231,20 +232,20 @@ def check_refusals(outcome: Outcome, device: str) -> None:
         rig.choose([], [])
         rig.poison()
         outcome.expect(set(rig.run(OPS.batch_get)) == {1} and rig.right([], []), "a count of 0")
-    outcome.report.add("ids and counts outside", CONTROLLER, "", outcome.failed, "wrong")
+    outcome.report.add("ids and counts outside", CONTROLLER, "", outcome.failed - failed, "wrong")
 
 
 def check_renew(outcome: Outcome, device: str) -> None:
     """A deadline passes; the flag says so, the queues are down, renew makes them work again."""
-    shape = Shape("", 1, (8, 256), (8, 256), torch.bfloat16, 256)
-    with Rig(shape, 64, 64, device, 64, threads=1, queues=1, entries=64) as rig:
+    failed, shape = outcome.failed, Shape("", 1, (8, 256), (8, 256), torch.bfloat16, 256)
+    pages = 16 if device == "cpu" else 64
+    with Rig(shape, pages, pages, device, pages, threads=1, queues=1, entries=64) as rig:
         rig.fill()
         rig.session.deadline_ms = 10_000
         outcome.expect(rig.store() == [1], "renew: put")
-        every = sorted(rig.at), [rig.at[slot] for slot in sorted(rig.at)]
-        slots, pages = every
+        slots, stored = list(rig.at), list(rig.at.values())
         rig.session.deadline_ms = 1
-        rig.choose(pages, slots)
+        rig.choose(stored, slots)
         rig.poison()
         found = rig.run(OPS.batch_get)
         report = rig.session.layer_report(0)
@@ -253,8 +254,41 @@ def check_renew(outcome: Outcome, device: str) -> None:
         outcome.expect(rig.run(OPS.batch_get) == [2], "a queue that is down")
         rig.session.renew()
         rig.poison()
-        outcome.expect(rig.run(OPS.batch_get) == [1] and rig.right(pages, slots), "renew: get")
-    outcome.report.add("deadline and renew", CONTROLLER, "", outcome.failed, "wrong")
+        outcome.expect(rig.run(OPS.batch_get) == [1] and rig.right(stored, slots), "renew: get")
+    outcome.report.add("deadline and renew", CONTROLLER, "", outcome.failed - failed, "wrong")
+
+
+def check_digests(outcome: Outcome, device: str) -> None:
+    """Made by put; a get that expects others says which pages are damaged, as it does of bytes changed on the drive."""
+    failed, pages = outcome.failed, list(range(16))
+    for shape in SHAPES:
+        with Rig(shape, 24, 30, device, 16, **quick_options(device)) as rig:
+            rig.fill()
+            rig.at = {page: page for page in pages}
+            digests = torch.zeros((16, shape.layers, rig.layout.digests), dtype=torch.int64, device=device)
+            rig.choose(pages, pages)
+            put = rig.run(OPS.batch_put, digests=digests)
+            outcome.expect(set(put) == {1} and bool((digests != 0).all()), f"digests, {shape.name}: put", put)
+            rig.poison()
+            get = rig.run(OPS.batch_get, digests=digests)
+            outcome.expect(set(get) == {1} and rig.right(pages, pages), f"digests, {shape.name}: get", get)
+            digests[5, 1, -1] ^= 1 << 40
+            get = rig.run(OPS.batch_get, digests=digests)
+            wanted = [2 if layer == 1 else 1 for layer in range(shape.layers)]
+            outcome.expect(get == wanted, f"digests, {shape.name}: a wrong digest", get)
+            digests[5, 1, -1] ^= 1 << 40
+            block = torch.zeros(rig.layout.block_bytes, dtype=torch.uint8)
+            at = 7 * rig.layout.object_bytes + rig.layout.layer_offset(2)
+            rig.session.read(at, block)
+            block[33] ^= 4
+            rig.session.write(at, block)
+            get = rig.run(OPS.batch_get, digests=digests)
+            wanted = [2 if layer == 2 else 1 for layer in range(shape.layers)]
+            done = rig.session.layer_report(2).pages_done
+            outcome.expect(
+                get == wanted and done == [page != 7 for page in pages], f"digests, {shape.name}: a bit", get
+            )
+    outcome.report.add("digests", CONTROLLER, "", outcome.failed - failed, "wrong")
 
 
 def check_lookup(outcome: Outcome, device: str) -> None:
@@ -536,6 +570,7 @@ def main() -> int:
         if "checks" in arguments.parts:
             check_layouts(outcome, arguments.device, 3 if quick or not on_gpu else 20)
             check_refusals(outcome, arguments.device)
+            check_digests(outcome, arguments.device)
             check_renew(outcome, arguments.device)
             check_lookup(outcome, arguments.device)
         if on_gpu and "graphs" in arguments.parts:

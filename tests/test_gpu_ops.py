@@ -195,6 +195,32 @@ def test_slots_where_a_table_says():
         assert rig.session.layer_report(0).ends == ("refused", "done")
 
 
+@pytest.mark.parametrize("shape", ["GQA bf16", "K and V of different heads", "several commands a page"])
+def test_digests_are_written_by_put_and_expected_by_get(shape):
+    xxhash = pytest.importorskip("xxhash", reason="xxhash is not installed: digests were not compared with it")
+    options = {**SHAPES[shape], **({"slot_bytes": 16 << 10, "page_tokens": 128} if "several" in shape else {})}
+    with Rig(**options) as rig:
+        layout = rig.layout
+        assert ("several" in shape) == (rig.session.commands_per_page > 1)
+        digests = torch.zeros((4, 3, layout.digests), dtype=torch.int64)
+        assert rig.transfer(OPS.batch_put, ids(1, 2, 3), ids(6, 7, 8), digests=digests) == [1, 1, 1]
+        for layer in range(3):
+            part = torch.cat([as_bytes(rig.page(side, 2)).flatten() for side in rig.pools.layer(layer)]).numpy()
+            chunks = [part[at : at + (16 << 10)].tobytes() for at in range(0, len(part), 16 << 10)]
+            wanted = [xxhash.xxh3_64_intdigest(chunk) for chunk in chunks]
+            assert digests[1, layer].numpy().view(np.uint64).tolist() == wanted
+        assert (digests[3] == 0).all()
+        before = rig.copy()
+        rig.poison()
+        assert rig.transfer(OPS.batch_get, ids(1, 2, 3), ids(6, 7, 8), digests=digests) == [1, 1, 1]
+        rig.expect(before, {1: 1, 2: 2, 3: 3})
+        digests[1, 2, -1] ^= 1
+        assert rig.transfer(OPS.batch_get, ids(1, 2, 3), ids(6, 7, 8), digests=digests) == [1, 1, 2]
+        report = rig.session.layer_report(2)
+        assert report.pages_done == [True, False, True] and "damaged" in report.ends
+        assert sum(ring.damaged for ring in report.rings) == 1 and not report.needs_renew
+
+
 def test_a_deadline_ends_the_queues_until_they_are_renewed():
     shape = {"layers": 1, "page_tokens": 256, "key": (8, 256), "value": (8, 256), "pages": 16, "slots": 16}
     with Rig(**shape, entries=64) as rig:
@@ -484,7 +510,7 @@ def test_benchmark_checks_run_without_a_gpu(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert status == 0 and printed.endswith("right\n"), printed
     rows = json.loads((tmp_path / "rows.json").read_text("utf-8"))["rows"]
-    assert len(rows) == 8 and {(row["unit"], row["value"]) for row in rows} == {("wrong", 0)}
+    assert len(rows) == 9 and {(row["unit"], row["value"]) for row in rows} == {("wrong", 0)}
     if not torch.cuda.is_available():
         monkeypatch.setattr(sys, "argv", arguments)
         assert torch_ops.main() == torch_ops.SKIPPED

@@ -31,6 +31,10 @@ inline const char* complaint_of(const tardis_gio_layer& layer) {
   if (layer.op != TARDIS_GIO_WRITE && layer.op != TARDIS_GIO_READ) return "expected op 1 (write) or 2 (read)";
   if (layer.block_bytes != 512 && layer.block_bytes != 4096) return "expected blocks of 512 or 4096 bytes";
   if (layer.most_bytes == 0 || layer.most_bytes % layer.block_bytes != 0) return "expected most_bytes of whole blocks";
+  const bool several = std::uint64_t{layer.page_bytes[0]} + layer.page_bytes[1] > layer.most_bytes;
+  if (layer.digests % 8 != 0 || (layer.digests != 0 && several && layer.most_bytes % kDigestedBytes != 0)) {
+    return "expected digests at a multiple of 8, and most_bytes of whole 16 KiB or K and V of a page";
+  }
   if (layer.pools[0] == 0 || layer.page_bytes[0] == 0 || (layer.pools[1] == 0) != (layer.page_bytes[1] == 0)) {
     return "expected a pool of pages, and a second one with page_bytes[1] or neither";
   }
@@ -72,6 +76,7 @@ inline IoControlBlock control_block_of(const tardis_gio_layer& layer) {
   iocb.ended = layer.ended;
   iocb.flag = layer.flag;
   iocb.deadline_ns = layer.deadline_ns;
+  iocb.digested = layer.digests != 0 ? 1 : 0;
   return iocb;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/checksum.h"
 #include "gio/iocb.h"
 #include "tardis/gio_layer.h"
 
@@ -210,6 +211,40 @@ TEST(GioLayer, SlotsByTheirFirstBlocks) {
   EXPECT_EQ(rig.end(0), IoEnd::kDone);
   EXPECT_EQ(rig.end(1), IoEnd::kRefused);
   EXPECT_EQ(rig.end(2), IoEnd::kRefused);
+}
+
+TEST(GioLayer, DigestsAreMadeAndCompared) {
+  for (const std::uint32_t most_bytes : {2 * kHalf, kHalf}) {
+    LayerRig rig;
+    fill(rig);
+    rig.ids = {3, 8};
+    rig.slots = {1, 2};
+    rig.count = 2;
+    std::vector<std::uint64_t> digests(2 * 3, 0);  // a page has three words, of which this layer's is the second
+    const auto with_digests = [&](std::uint32_t op) {
+      tardis_gio_layer layer = rig.layer(op);
+      layer.most_bytes = most_bytes;
+      layer.digests = reinterpret_cast<std::uintptr_t>(&digests[1]);
+      layer.digest_stride = 3 * sizeof(std::uint64_t);
+      return layer;
+    };
+    if (most_bytes % kDigestedBytes != 0) {  // a command would begin within a digest
+      EXPECT_NE(rig.refusal(with_digests(TARDIS_GIO_WRITE)).find("16 KiB"), std::string::npos);
+      continue;
+    }
+    ASSERT_EQ(rig.run(with_digests(TARDIS_GIO_WRITE)), kIoDone);
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      std::vector<std::byte> object(rig.page(0, rig.ids[i]), rig.page(0, rig.ids[i]) + kHalf);
+      object.insert(object.end(), rig.page(1, rig.ids[i]), rig.page(1, rig.ids[i]) + kHalf);
+      EXPECT_EQ(digests[3 * i + 1], xxh3_64(object.data(), object.size()));
+      EXPECT_EQ(digests[3 * i] | digests[3 * i + 2], 0u);
+    }
+    EXPECT_EQ(rig.run(with_digests(TARDIS_GIO_READ)), kIoDone);
+    digests[4] ^= 1;
+    EXPECT_EQ(rig.run(with_digests(TARDIS_GIO_READ)), kIoError);
+    EXPECT_EQ(rig.end(0), IoEnd::kDone);
+    EXPECT_EQ(rig.end(1), IoEnd::kDamaged);
+  }
 }
 
 TEST(GioLayer, IdsOutsideAreRefusedAndTheOthersLand) {

@@ -125,6 +125,7 @@ class Index(ctypes.Structure):
     _fields_ = (("words", c_void_p), ("records", c_void_p), ("buckets", c_uint32), ("reserved", c_uint32))
 
 
+REPORT_BYTES = 64  # RingReport (cpp/gio/iocb.h): nine words, padding, a completion entry
 TICKET_BYTES = 64  # tardis_gpu_ticket
 _ERROR = POINTER(c_char_p)
 _CORE = {
@@ -199,10 +200,10 @@ def _load(name: str, functions: dict, error: type[GioError], advice: str) -> cty
 
 
 def _compare(sizes: Sizes, name: str, error: type[GioError]) -> None:
-    mine = (ctypes.sizeof(Layer), Layer.statuses.offset, Layer.ctas.offset)
-    found = (sizes.layer, sizes.layer_statuses, sizes.layer_ctas)
+    mine = (ctypes.sizeof(Layer), Layer.statuses.offset, Layer.ctas.offset, REPORT_BYTES)
+    found = (sizes.layer, sizes.layer_statuses, sizes.layer_ctas, sizes.report)
     if mine != found:
-        raise error(f"{name}: expected tardis_gio_layer as {mine}, found {found}; reinstall sglang-tardis")
+        raise error(f"{name}: expected structs as {mine}, found {found}; reinstall sglang-tardis")
 
 
 class Core:

@@ -59,6 +59,7 @@ class RingReport:
     timed_out: int
     not_sent: int
     doorbells: int
+    damaged: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,7 +353,7 @@ class GioSession:
             torch.cuda.synchronize(self.device)
         flag = int((self.flags if flags is None else flags)[layer].item())
         words = self._reports[layer].numpy().view(np.uint32)
-        rings = tuple(RingReport(_name(_ERRORS, int(ring[0])), *(int(word) for word in ring[1:8])) for ring in words)
+        rings = tuple(RingReport(_name(_ERRORS, int(ring[0])), *(int(word) for word in ring[1:9])) for ring in words)
         contexts = int(self._counts[layer].item())
         if contexts > self._core.sizes.most_contexts:
             contexts = 0  # too many: none was looked at
