@@ -124,7 +124,7 @@ class GioSession:
         ctas: SMs that a transfer takes on a GPU, 1 to 4.
 
     Attributes:
-        handle: names the session to ops.
+        handle: names the session to ops, and keeps nothing alive: hold the object as long as graphs that use it.
         flags: int32 `[layers]` on the device: 0 pending, 1 done, 2 error; for ops, if the caller has none of their own.
         host_calls: calls into the libraries by ops of this session. A replay of a graph makes none.
         most_pages: of one op.
@@ -153,7 +153,7 @@ class GioSession:
         self.device = _resolve(device)
         self.handle = next(_handles)
         self.host_calls = 0
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
         self._call = gio_abi.Layer()
         self.deadline_ms = deadline_ms
         if not 1 <= ctas <= 4:
@@ -294,7 +294,7 @@ class GioSession:
         nothing on a device.
         """
         _sessions.pop(self.handle, None)
-        with self.lock:
+        with self._lock:
             self._end()
 
     def __enter__(self) -> GioSession:
@@ -316,7 +316,7 @@ class GioSession:
         self._open_or_raise("renew")
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        with self.lock:
+        with self._lock:
             self._usable = False
             self._core.call("tardis_gio_renew", self._session)
             self._ended.zero_()
@@ -372,7 +372,7 @@ class GioSession:
         """The struct of a transfer of `layer`, but for what the caller's tensors say."""
         if not 0 <= layer < self.layout.layers:
             raise ValueError(f"layer: expected 0 to {self.layout.layers - 1}, found {layer}")
-        with self.lock:
+        with self._lock:
             if self.closed or not self._usable:
                 raise gio_abi.GioError(
                     f"session {self.handle}: expected one that is open, and renewed without an error since it was last",
