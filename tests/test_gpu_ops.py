@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -514,6 +515,17 @@ def test_benchmark_checks_run_without_a_gpu(tmp_path, monkeypatch, capsys):
     if not torch.cuda.is_available():
         monkeypatch.setattr(sys, "argv", arguments)
         assert torch_ops.main() == torch_ops.SKIPPED
+
+
+def test_kept_results_have_nothing_wrong():
+    file = Path(__file__).resolve().parents[1] / "bench" / "results" / "h200_torch_ops.json"
+    content = json.loads(file.read_text("utf-8"))
+    rows = {row["case"]: row for row in content["rows"]}
+    assert sum(row["unit"] == "wrong" for row in rows.values()) == 15
+    assert {row["value"] for row in rows.values() if row["unit"] == "wrong"} == {0}
+    assert all(row["value"] > 0 for case, row in rows.items() if case.startswith("control"))
+    assert torch_ops.waiting(content["cuda_calls_in_replays"]) == []
+    assert rows["get, 32 layers, 512 pages"]["ratio"] > 0.8
 
 
 # ---- without what it needs
