@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "gio/chunk_digests.cuh"
+#include "gio/link_pacer.cuh"
 #include "gio/mover.cuh"
 #include "gio/part_digests.h"
 #include "gio/programmatic.cuh"
@@ -41,8 +42,10 @@ __device__ __forceinline__ int first_greater(std::uint64_t of_lane, std::uint64_
 // The loading warp of a CTA. It takes 32 parts at a time, one a lane, reading the next while these are loaded, and then
 // 32 of its chunks of these at a time, one a lane again.
 template <class Ring>
-__device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t parts, std::uint32_t pieces_per_part) {
+__device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t parts, std::uint32_t pieces_per_part,
+                                  const LinkTraffic& traffic) {
   Loader<Ring> loader(ring);
+  LinkPacer pacer(traffic);
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   std::uint64_t before = 0;  // chunks of the parts that were passed
   std::uint64_t round = 0;
@@ -61,7 +64,8 @@ __device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t
     const std::uint64_t batch_end = __shfl_sync(xxh3::kAllLanes, end, kWarpLanes - 1);
     for (;;) {
       const std::uint64_t number = owned_chunk(round + lane, blockIdx.x, gridDim.x);
-      const int count = __popc(__ballot_sync(xxh3::kAllLanes, number < batch_end));  // those of the first lanes
+      const int there = __popc(__ballot_sync(xxh3::kAllLanes, number < batch_end));  // those of the first lanes
+      const int count = min(there, pacer.most_chunks());
       if (count == 0) break;
       const int owner = first_greater(end, number < batch_end ? number : batch_end - 1);
       const std::uint64_t part_chunks = __shfl_sync(xxh3::kAllLanes, chunks, owner);
@@ -70,30 +74,37 @@ __device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t
       part.pieces[0] = piece_of_lane(mine.pieces[0], owner);
       if (pieces_per_part > 1) part.pieces[1] = piece_of_lane(mine.pieces[1], owner);
       const std::uint64_t chunk = number - (part_end - part_chunks);
-      loader.load_each(count, chunk_of(part, chunk), static_cast<std::uint32_t>(first) + owner,
-                       static_cast<std::uint32_t>(chunk), static_cast<std::uint32_t>(part_chunks));
+      const Chunk loaded = chunk_of(part, chunk);
+      pacer.before(__reduce_add_sync(xxh3::kAllLanes, lane < count ? loaded.bytes : 0));
+      loader.load_each(count, loaded, static_cast<std::uint32_t>(first) + owner, static_cast<std::uint32_t>(chunk),
+                       static_cast<std::uint32_t>(part_chunks));
       round += count;
     }
     before = batch_end;
   }
   loader.finish();
+  pacer.end();
 }
 
 template <Digests digests>
 __global__ void __launch_bounds__(Shape<digests>::kThreads, 1)
-    move_pieces(const tardis_gpu_move_args move, const tardis_gpu_digest_args digest_args) {
+    move_pieces(const tardis_gpu_move_args move, const tardis_gpu_digest_args digest_args, const LinkTraffic traffic) {
   using Ring = typename Shape<digests>::Ring;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   Ring& ring = *reinterpret_cast<Ring*>(shared_memory);
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-  if (threadIdx.x == 0) ring.init();
+  if (threadIdx.x == 0) {
+    ring.init();
+    LinkPacer::begin(traffic);
+  }
   __syncthreads();
 
   if (warp == kLoadWarp) {
     const std::uint32_t pieces_per_part = digests == Digests::kYes ? digest_args.pieces_per_part : 1;
-    load_owned_chunks(ring, move.pieces, parts_of(move, pieces_per_part), pieces_per_part);
+    load_owned_chunks(ring, move.pieces, parts_of(move, pieces_per_part), pieces_per_part, traffic);
     if constexpr (digests == Digests::kYes) let_next_kernel_start();
   } else if (warp == kStoreWarp) {
+    if (threadIdx.x % kWarpLanes == 0) tell_host(traffic);
     NoReport report;
     store_chunks<kStoring>(ring, report);
   } else if constexpr (digests == Digests::kYes) {
@@ -121,12 +132,19 @@ bool is_valid(const tardis_gpu_digest_args* digests) {
 }
 
 template <Digests digests>
-int enqueue(const tardis_gpu_move_args& move, const tardis_gpu_digest_args& digest_args, void* stream) {
+int enqueue(const tardis_gpu_move_args& move, const tardis_gpu_digest_args& digest_args, const LinkTraffic& traffic,
+            void* stream) {
   if (const cudaError_t error = prepare<digests>(); error != cudaSuccess) return error;
   using S = Shape<digests>;
-  move_pieces<digests>
-      <<<move.ctas, S::kThreads, sizeof(typename S::Ring), static_cast<cudaStream_t>(stream)>>>(move, digest_args);
+  move_pieces<digests><<<move.ctas, S::kThreads, sizeof(typename S::Ring), static_cast<cudaStream_t>(stream)>>>(
+      move, digest_args, traffic);
   return cudaGetLastError();
+}
+
+int move_digested(const tardis_gpu_move_args& move, const tardis_gpu_digest_args& digests, const LinkTraffic& traffic,
+                  cudaStream_t stream) {
+  if (const int error = enqueue<Digests::kYes>(move, digests, traffic, stream); error != cudaSuccess) return error;
+  return enqueue_part_digests(move, digests, stream);
 }
 
 }  // namespace
@@ -141,12 +159,24 @@ extern "C" int tardis_gpu_mover_prepare(void) {
 }
 
 extern "C" int tardis_gpu_move(const tardis_gpu_move_args* move, void* stream) {
-  return is_valid(move) ? enqueue<Digests::kNo>(*move, {}, stream) : cudaErrorInvalidValue;
+  return is_valid(move) ? enqueue<Digests::kNo>(*move, {}, {}, stream) : cudaErrorInvalidValue;
 }
 
 extern "C" int tardis_gpu_move_digested(const tardis_gpu_move_args* move, const tardis_gpu_digest_args* digests,
                                         void* stream) {
   if (!is_valid(move) || !is_valid(digests)) return cudaErrorInvalidValue;
-  if (const int error = enqueue<Digests::kYes>(*move, *digests, stream); error != cudaSuccess) return error;
-  return enqueue_part_digests(*move, *digests, static_cast<cudaStream_t>(stream));
+  return move_digested(*move, *digests, {}, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" int tardis_gpu_move_in_class(const tardis_gpu_move_args* move, const tardis_gpu_link_traffic* traffic,
+                                        void* stream) {
+  if (!is_valid(move) || !is_valid(traffic)) return cudaErrorInvalidValue;
+  return enqueue<Digests::kNo>(*move, {}, LinkTraffic::of(*traffic), stream);
+}
+
+extern "C" int tardis_gpu_move_digested_in_class(const tardis_gpu_move_args* move,
+                                                 const tardis_gpu_digest_args* digests,
+                                                 const tardis_gpu_link_traffic* traffic, void* stream) {
+  if (!is_valid(move) || !is_valid(digests) || !is_valid(traffic)) return cudaErrorInvalidValue;
+  return move_digested(*move, *digests, LinkTraffic::of(*traffic), static_cast<cudaStream_t>(stream));
 }
