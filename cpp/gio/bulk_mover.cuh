@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "gio/link_pacer.cuh"
 #include "gio/mover.cuh"
 #include "gio/mover_control.cuh"
 
@@ -25,8 +26,10 @@ __device__ __forceinline__ Part part_of(const RingSlot& slot, std::byte* bounce)
 
 // The loading warp, until no ring of the CTA posts any more.
 template <class Stages>
-__device__ __forceinline__ void load_parts(Stages& stages, const MovedRing* rings, std::uint32_t count) {
+__device__ __forceinline__ void load_parts(Stages& stages, const MovedRing* rings, std::uint32_t count,
+                                           const LinkTraffic& traffic) {
   Loader<Stages> loader(stages);
+  LinkPacer pacer(traffic);
   for_posted_jobs(rings, count, [&](std::uint32_t ring, std::uint32_t first, std::uint32_t jobs) {
     const MovedRing& moved = rings[ring];
     for (std::uint32_t job = first; job != first + jobs; ++job) {
@@ -35,10 +38,15 @@ __device__ __forceinline__ void load_parts(Stages& stages, const MovedRing* ring
       const Part part = part_of(slot, moved.queue->bounce + std::uint64_t{index} * moved.queue->slot_bytes);
       const auto chunks = static_cast<std::uint32_t>(part.chunks());
       const std::uint32_t digested = slot.digests != 0 ? 1 : 0;  // in place of the number of chunks
-      for (std::uint32_t i = 0; i < chunks; ++i) loader.load(chunk_of(part, i), name_of(ring, index), i, digested);
+      for (std::uint32_t i = 0; i < chunks; ++i) {
+        const Chunk chunk = chunk_of(part, i);
+        pacer.before(chunk.bytes);
+        loader.load(chunk, name_of(ring, index), i, digested);
+      }
     }
   });
   loader.finish();
+  pacer.end();
 }
 
 // For store_chunks().

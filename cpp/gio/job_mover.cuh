@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "gio/link_pacer.cuh"
 #include "gio/mover.cuh"
 #include "gio/mover_control.cuh"
 
@@ -19,14 +20,16 @@ struct LoadedChunks {
 template <class Stages>
 class JobLoader {
  public:
-  __device__ __forceinline__ JobLoader(Stages& stages, const MovedRing* rings, std::uint32_t count)
-      : stages_(stages), rings_(rings), count_(count), lane_(threadIdx.x % kWarpLanes) {}
+  __device__ __forceinline__ JobLoader(Stages& stages, const MovedRing* rings, std::uint32_t count,
+                                       const LinkTraffic& traffic)
+      : stages_(stages), rings_(rings), count_(count), lane_(threadIdx.x % kWarpLanes), pacer_(traffic) {}
 
   // Until no ring posts any more.
   __device__ __forceinline__ void run(LoadedChunks& loaded) {
     for_posted_jobs(rings_, count_, [this](std::uint32_t ring, std::uint32_t first, std::uint32_t jobs) {
       load_jobs(ring, first, jobs);
     });
+    pacer_.end();
     if (lane_ == 0) {
       loaded.count = loaded_;
       store_release_cta(&loaded.ended, 1);
@@ -40,12 +43,14 @@ class JobLoader {
   // A job a lane, whose chunks are numbered through.
   __device__ __forceinline__ void load_jobs(std::uint32_t ring, std::uint32_t first, std::uint32_t jobs) {
     const MovedRing& moved = rings_[ring];
-    std::uint32_t index = 0, chunks = 0;
+    std::uint32_t index = 0, chunks = 0, bytes = 0;
     if (lane_ < jobs) {
       index = moved.work.jobs[(first + lane_) % moved.queue->commands];
       const RingSlot& slot = moved.work.slots[index];
-      chunks = (slot.bytes[0] + slot.bytes[1] + kChunkBytes - 1) / kChunkBytes;
+      bytes = slot.bytes[0] + slot.bytes[1];
+      chunks = (bytes + kChunkBytes - 1) / kChunkBytes;
     }
+    pacer_.before(__reduce_add_sync(kAll, bytes));
     std::uint32_t end = chunks;  // the number of the first chunk behind this lane's
 #pragma unroll
     for (int distance = 1; distance < kWarpLanes; distance *= 2) {
@@ -110,6 +115,7 @@ class JobLoader {
   const std::uint32_t count_;
   const std::uint32_t lane_;
   RingPosition<Stages> at_;
+  LinkPacer pacer_;
   std::uint32_t loaded_ = 0;
 };
 

@@ -59,7 +59,7 @@ class LinkPacer {
   __device__ explicit LinkPacer(const LinkTraffic& traffic)
       : traffic_(traffic), lane_(threadIdx.x % 32), heeds_(traffic.words != nullptr && traffic.link_class != 0) {}
 
-  // Before a __syncthreads() that comes before tell_host(). One thread, the one that is lane 0 of this warp.
+  // One thread, before a __syncthreads() that comes before tell_host() and end().
   static __device__ __forceinline__ void begin(const LinkTraffic& traffic) {
     if (traffic.words != nullptr)
       add_shared_word(&traffic.device->active[traffic.direction], one_user(traffic.link_class));

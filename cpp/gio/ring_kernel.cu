@@ -8,6 +8,7 @@
 
 #include "gio/bulk_mover.cuh"
 #include "gio/job_mover.cuh"
+#include "gio/link_pacer.cuh"
 #include "gio/ring.h"
 #include "gio/ring_digests.cuh"
 #include "gio/warp_lanes.cuh"
@@ -21,6 +22,7 @@ constexpr std::size_t kWorkAlignment = 128;
 struct Launch {
   GrantedQueue queues[kMostQueues];
   IoControlBlock iocb;
+  LinkTraffic traffic;
   std::uint32_t rings;
   std::uint32_t rings_per_cta;
   std::uint32_t work_bytes;  // shared memory of a ring
@@ -65,6 +67,7 @@ __global__ void __launch_bounds__(Shape<kind>::kMostThreads, 1) run_rings(const 
   if (threadIdx.x == 0) {
     loaded = {0, 0};
     stages.init();
+    LinkPacer::begin(launch.traffic);
   }
   __syncthreads();
   if (warp < rings) {
@@ -74,11 +77,12 @@ __global__ void __launch_bounds__(Shape<kind>::kMostThreads, 1) run_rings(const 
     mover.stop();
   } else if (warp == rings) {
     if constexpr (kind == MoverKind::kJobs) {
-      JobLoader<Stages>(stages, moved, rings).run(loaded);
+      JobLoader<Stages>(stages, moved, rings, launch.traffic).run(loaded);
     } else {
-      load_parts(stages, moved, rings);
+      load_parts(stages, moved, rings, launch.traffic);
     }
   } else if (warp == rings + 1) {
+    if (threadIdx.x % WarpLanes::kWidth == 0) tell_host(launch.traffic);
     if constexpr (kind == MoverKind::kJobs) {
       store_jobs(stages, moved, loaded);
     } else {
@@ -155,12 +159,20 @@ int tardis_gpu_gio_clear(const IoControlBlock* iocb, void* cuda_stream) {
 
 int tardis_gpu_gio_run(const GrantedQueue* queues, std::uint32_t rings, const IoControlBlock* iocb, std::uint32_t ctas,
                        void* cuda_stream) {
+  const tardis_gpu_link_traffic nobody{};
+  return tardis_gpu_gio_run_in_class(queues, rings, iocb, ctas, &nobody, cuda_stream);
+}
+
+int tardis_gpu_gio_run_in_class(const GrantedQueue* queues, std::uint32_t rings, const IoControlBlock* iocb,
+                                std::uint32_t ctas, const tardis_gpu_link_traffic* traffic, void* cuda_stream) {
   using namespace tardis::gio;
   Launch launch{};
-  if (iocb == nullptr || iocb->deadline_ns > kMostDeadlineNs || !copy_queues(queues, rings, ctas, launch)) {
+  if (iocb == nullptr || !is_valid(traffic) || iocb->deadline_ns > kMostDeadlineNs ||
+      !copy_queues(queues, rings, ctas, launch)) {
     return cudaErrorInvalidValue;
   }
   launch.iocb = *iocb;
+  launch.traffic = LinkTraffic::of(*traffic);
   if (iocb->digested != 0) return enqueue<MoverKind::kDigested>(launch, cuda_stream);
   return queues->slot_bytes <= kMostJobBytes ? enqueue<MoverKind::kJobs>(launch, cuda_stream)
                                              : enqueue<MoverKind::kParts>(launch, cuda_stream);

@@ -7,6 +7,7 @@
 
 #include "gio/granted_queue.h"
 #include "gio/iocb.h"
+#include "gio/link.h"
 
 #define TARDIS_GPU_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -30,3 +31,9 @@ TARDIS_GPU_EXPORT int tardis_gpu_gio_clear(const tardis::gio::IoControlBlock* io
 TARDIS_GPU_EXPORT int tardis_gpu_gio_run(const tardis::gio::GrantedQueue* queues, std::uint32_t rings,
                                          const tardis::gio::IoControlBlock* iocb, std::uint32_t ctas,
                                          void* cuda_stream);
+
+// The same as traffic of a class (docs/gio.md), in the direction of most of its bytes: what goes between bounce slots
+// and HBM keeps to the class's budget while it is outranked. The deadline does not wait for that.
+TARDIS_GPU_EXPORT int tardis_gpu_gio_run_in_class(const tardis::gio::GrantedQueue* queues, std::uint32_t rings,
+                                                  const tardis::gio::IoControlBlock* iocb, std::uint32_t ctas,
+                                                  const tardis_gpu_link_traffic* traffic, void* cuda_stream);

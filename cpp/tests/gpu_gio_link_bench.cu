@@ -27,7 +27,7 @@ constexpr std::uint32_t kRestore = TARDIS_GPU_LINK_RESTORE, kLoadBack = TARDIS_G
                         kWriteBehind = TARDIS_GPU_LINK_WRITE_BEHIND;
 constexpr std::uint32_t kIn = TARDIS_GPU_LINK_IN, kOut = TARDIS_GPU_LINK_OUT;
 constexpr std::size_t kPage = 128 << 10;
-constexpr std::size_t kPool = 512 << 20;        // of each flow, on each side
+constexpr std::size_t kPool = 512 << 20;                   // of each flow, on each side
 constexpr std::uint32_t kHighPages = 256, kLowPages = 32;  // of a call
 constexpr std::uint32_t kCtas = 2;
 constexpr int kHighCalls = 24, kLowCalls = 400;
