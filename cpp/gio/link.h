@@ -67,6 +67,14 @@ TARDIS_GPU_API int tardis_gpu_move_digested_in_class(const struct tardis_gpu_mov
                                                      const struct tardis_gpu_digest_args* digests,
                                                      const struct tardis_gpu_link_traffic* traffic, void* stream);
 
+/* For a host thread that starts copies of a class, asking before each: pace() returns when these bytes may move, at
+ * once unless the class is outranked. From create to destroy it counts as a user; one thread at a time. */
+struct tardis_gpu_link_pacer;
+TARDIS_GPU_API int tardis_gpu_link_pacer_create(struct tardis_gpu_link* link, uint32_t link_class, uint32_t direction,
+                                                struct tardis_gpu_link_pacer** pacer);
+TARDIS_GPU_API void tardis_gpu_link_pacer_destroy(struct tardis_gpu_link_pacer* pacer); /* NULL is accepted */
+TARDIS_GPU_API void tardis_gpu_link_pace(struct tardis_gpu_link_pacer* pacer, uint64_t bytes);
+
 /* Since creation, of one class. Waits for the device. */
 struct tardis_gpu_link_counters {
   uint64_t bytes;        /* that its kernels and paced host threads moved */

@@ -49,6 +49,10 @@ struct tardis_gpu_link {
   std::unique_ptr<tardis::gio::LinkDeviceWords, tardis::gio::DeviceFree> device;
 };
 
+struct tardis_gpu_link_pacer {
+  tardis::gio::HostPacer pacer;
+};
+
 using namespace tardis::gio;
 
 namespace {
@@ -110,6 +114,21 @@ extern "C" int tardis_gpu_link_begin(tardis_gpu_link* link, uint32_t link_class,
 extern "C" int tardis_gpu_link_end(tardis_gpu_link* link, uint32_t link_class, uint32_t direction, void* stream) {
   return count_user(link, link_class, direction, Step::kEnd, stream);
 }
+
+extern "C" int tardis_gpu_link_pacer_create(tardis_gpu_link* link, uint32_t link_class, uint32_t direction,
+                                            tardis_gpu_link_pacer** pacer) {
+  if (link == nullptr || pacer == nullptr || link_class >= kLinkClasses || direction >= kLinkDirections) {
+    return cudaErrorInvalidValue;
+  }
+  std::unique_ptr<tardis_gpu_link_pacer> made(new (std::nothrow)
+                                                  tardis_gpu_link_pacer{{*link->words, link_class, direction}});
+  *pacer = made.release();
+  return *pacer != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+extern "C" void tardis_gpu_link_pacer_destroy(tardis_gpu_link_pacer* pacer) {
+  const std::unique_ptr<tardis_gpu_link_pacer> owned(pacer);
+}
+extern "C" void tardis_gpu_link_pace(tardis_gpu_link_pacer* pacer, uint64_t bytes) { pacer->pacer.pace(bytes); }
 
 extern "C" int tardis_gpu_link_count(const tardis_gpu_link* link, uint32_t link_class,
                                      tardis_gpu_link_counters* counters) {

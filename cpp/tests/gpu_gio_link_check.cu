@@ -63,6 +63,7 @@ class Check {
     budget_and_end();
     short_calls();
     host_outranks();
+    host_pacer();
     graph();
     side_by_side();
     const auto all = counters(kRestore);
@@ -177,6 +178,27 @@ class Check {
       expect(cudaStreamQuery(stream_) == cudaErrorNotReady, "it is held back");
     });
     expect(seconds < 0.040, "and goes on at once: " + std::to_string(seconds * 1e3) + " ms of 66");
+  }
+
+  void host_pacer() {
+    tardis_gpu_link_pacer* pacer = nullptr;
+    expect(tardis_gpu_link_pacer_create(link_, TARDIS_GPU_LINK_CLASSES, kOut, &pacer) == cudaErrorInvalidValue,
+           "a pacer of no class is refused");
+    check(tardis_gpu_link_pacer_create(link_, kWriteBehind, kOut, &pacer), "tardis_gpu_link_pacer_create");
+    const auto paced = [&] {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < 16; ++i) tardis_gpu_link_pace(pacer, 1'000'000);
+      return seconds_since(begin);
+    };
+    expect(paced() < 0.01, "a host thread is not held back with nobody beside");
+    check(tardis_gpu_link_begin(link_, kRestore, kIn, stream_), "begin");
+    stream_.wait();
+    const double seconds = paced(), wanted = 16e6 / static_cast<double>(kBudget);
+    expect(seconds > 0.95 * wanted && seconds < 1.2 * wanted,
+           "and beside a kernel's use for " + std::to_string(wanted * 1e3) + " ms: " + std::to_string(seconds * 1e3));
+    check(tardis_gpu_link_end(link_, kRestore, kIn, stream_), "end");
+    stream_.wait();
+    tardis_gpu_link_pacer_destroy(pacer);
   }
 
   void graph() {
