@@ -27,9 +27,9 @@ __device__ __forceinline__ Part part_of(const RingSlot& slot, std::byte* bounce)
 // The loading warp, until no ring of the CTA posts any more.
 template <class Stages>
 __device__ __forceinline__ void load_parts(Stages& stages, const MovedRing* rings, std::uint32_t count,
-                                           const LinkTraffic& traffic) {
+                                           const LinkTraffic& traffic, LinkGlance& glance) {
   Loader<Stages> loader(stages);
-  LinkPacer pacer(traffic);
+  LinkPacer pacer(traffic, glance);
   for_posted_jobs(rings, count, [&](std::uint32_t ring, std::uint32_t first, std::uint32_t jobs) {
     const MovedRing& moved = rings[ring];
     for (std::uint32_t job = first; job != first + jobs; ++job) {

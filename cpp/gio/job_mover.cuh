@@ -21,8 +21,8 @@ template <class Stages>
 class JobLoader {
  public:
   __device__ __forceinline__ JobLoader(Stages& stages, const MovedRing* rings, std::uint32_t count,
-                                       const LinkTraffic& traffic)
-      : stages_(stages), rings_(rings), count_(count), lane_(threadIdx.x % kWarpLanes), pacer_(traffic) {}
+                                       const LinkTraffic& traffic, LinkGlance& glance)
+      : stages_(stages), rings_(rings), count_(count), lane_(threadIdx.x % kWarpLanes), pacer_(traffic, glance) {}
 
   // Until no ring posts any more.
   __device__ __forceinline__ void run(LoadedChunks& loaded) {

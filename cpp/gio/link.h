@@ -36,6 +36,8 @@ struct tardis_gpu_link_traffic {
   struct tardis_gpu_link_words* words; /* of tardis_gpu_link_words_of(); NULL: it heeds nobody and tells nobody */
   uint32_t link_class;                 /* enum tardis_gpu_link_class */
   uint32_t direction;                  /* enum tardis_gpu_link_direction */
+  uint32_t in_flight; /* of a mover without digests: chunks of 16 KiB that a CTA holds at once, 3 to 12; 0: 12. With
+                       * fewer it disturbs compute beside it less, and loses rate with small pages (docs/gio.md) */
 };
 
 /* On the current device, with the budgets that docs/gio.md names. Allocates; not for capture. */
@@ -46,7 +48,8 @@ TARDIS_GPU_API int tardis_gpu_link_destroy(struct tardis_gpu_link* link);
 TARDIS_GPU_API struct tardis_gpu_link_words* tardis_gpu_link_words_of(const struct tardis_gpu_link* link);
 
 /* Bytes a second that a class may move, all of its users together, while one above it is active; 0: as many as it can.
- * At least TARDIS_GPU_LINK_LEAST_BUDGET otherwise, else cudaErrorInvalidValue. Holds for kernels that run already. */
+ * At least TARDIS_GPU_LINK_LEAST_BUDGET otherwise, else cudaErrorInvalidValue. Kernels that run already get to know
+ * within a millisecond. */
 enum { TARDIS_GPU_LINK_LEAST_BUDGET = 64 << 20 };
 TARDIS_GPU_API int tardis_gpu_link_set_budget(struct tardis_gpu_link* link, uint32_t link_class, uint64_t budget);
 

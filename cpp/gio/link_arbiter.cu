@@ -60,7 +60,7 @@ namespace {
 int count_user(tardis_gpu_link* link, std::uint32_t link_class, std::uint32_t direction, Step step, void* stream) {
   if (link == nullptr || link_class >= kLinkClasses || direction >= kLinkDirections) return cudaErrorInvalidValue;
   count_link_user<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(
-      {link->words.get(), link->device.get(), link_class, direction}, step);
+      {link->words.get(), link->device.get(), link_class, direction, 0}, step);
   return cudaGetLastError();
 }
 
@@ -87,7 +87,7 @@ extern "C" int tardis_gpu_link_create(tardis_gpu_link** link) {
   if (result != cudaSuccess) return result;
   if (seen != words) return cudaErrorNotSupported;  // host and device must share addresses
   made->words->device = made->device.get();
-  for (std::uint64_t& budget : made->words->budgets) budget = kBudget;
+  for (std::uint64_t& budget : made->words->host.budgets) budget = kBudget;
   *link = made.release();
   return cudaSuccess;
 }
@@ -104,7 +104,7 @@ extern "C" int tardis_gpu_link_set_budget(tardis_gpu_link* link, uint32_t link_c
   if (link == nullptr || link_class >= kLinkClasses || (budget != 0 && budget < TARDIS_GPU_LINK_LEAST_BUDGET)) {
     return cudaErrorInvalidValue;
   }
-  __atomic_store_n(&link->words->budgets[link_class], budget, __ATOMIC_RELAXED);
+  __atomic_store_n(&link->words->host.budgets[link_class], budget, __ATOMIC_RELAXED);
   return cudaSuccess;
 }
 
@@ -136,14 +136,14 @@ extern "C" int tardis_gpu_link_count(const tardis_gpu_link* link, uint32_t link_
   LinkDeviceWords device;
   const cudaError_t result = cudaMemcpy(&device, link->device.get(), sizeof device, cudaMemcpyDeviceToHost);
   if (result != cudaSuccess) return result;
-  const tardis_gpu_link_words& host = *link->words;
-  *counters = {device.bytes[link_class] + load_link_word(host.bytes[link_class]),
-               device.budget_bytes[link_class] + load_link_word(host.budget_bytes[link_class]),
-               device.held_ns[link_class] + load_link_word(host.held_ns[link_class]), 0,
-               device.errors + load_link_word(host.errors)};
+  const tardis_gpu_link_words& words = *link->words;
+  *counters = {device.bytes[link_class] + load_link_word(words.bytes[link_class]),
+               device.budget_bytes[link_class] + load_link_word(words.budget_bytes[link_class]),
+               device.held_ns[link_class] + load_link_word(words.held_ns[link_class]), 0,
+               device.errors + load_link_word(words.errors)};
   for (std::uint32_t i = 0; i < kLinkDirections; ++i) {
     counters->active +=
-        users_of(device.active[i], link_class) + users_of(load_link_word(host.host_active[i]), link_class);
+        users_of(device.active[i], link_class) + users_of(load_link_word(words.host.active[i]), link_class);
   }
   return cudaSuccess;
 }

@@ -13,16 +13,27 @@ namespace tardis::gio {
 constexpr std::uint32_t kLinkClasses = TARDIS_GPU_LINK_CLASSES;
 constexpr std::uint32_t kLinkDirections = TARDIS_GPU_LINK_DIRECTIONS;
 
-// In HBM: counted by kernels. A word of users has 16 bits a class, so that one look sees all of them.
+// What host threads say. Kernels fetch it over the link in one go.
+struct LinkHostLine {
+  std::uint64_t active[kLinkDirections];
+  std::uint64_t budgets[kLinkClasses];
+};
+static_assert(sizeof(LinkHostLine) == 48, "a bulk copy");
+
+// In HBM: counted by kernels. A word of users has 16 bits a class, so that one look sees all of them. Kernels look here
+// all the time, and nowhere else: reads of host memory wait behind all that is on the link, and cost others far more
+// than their bytes.
 struct alignas(64) LinkDeviceWords {
   std::uint64_t active[kLinkDirections];
+  LinkHostLine host;        // a copy
+  std::uint64_t copied_ns;  // when somebody last went to fetch it
   std::uint64_t errors;
-  std::uint64_t reserved;
+  std::uint64_t reserved[2];
   std::uint64_t bytes[kLinkClasses];
   std::uint64_t budget_bytes[kLinkClasses];
   std::uint64_t held_ns[kLinkClasses];
 };
-static_assert(sizeof(LinkDeviceWords) == 128);
+static_assert(sizeof(LinkDeviceWords) == 192);
 
 constexpr std::uint32_t kUserBits = 16;
 constexpr std::uint64_t kMostUsers = (1u << kUserBits) - 1;
@@ -105,11 +116,10 @@ class LinkTurn {
 
 }  // namespace tardis::gio
 
-// In mapped pinned host memory. The first line is read by kernels, over the link: all they need in one go.
+// In mapped pinned host memory.
 struct alignas(64) tardis_gpu_link_words {
-  std::uint64_t host_active[tardis::gio::kLinkDirections];    // counted by host threads
+  tardis::gio::LinkHostLine host;                             // users counted by host threads
   std::uint64_t device_active[tardis::gio::kLinkDirections];  // what kernels counted, as they tell the host
-  std::uint64_t budgets[tardis::gio::kLinkClasses];
 
   tardis::gio::LinkDeviceWords* device;
   std::uint64_t errors;  // of host threads, as all below

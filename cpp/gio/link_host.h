@@ -31,7 +31,7 @@ class LinkUse {
 
  private:
   bool change(bool (*step)(std::uint64_t&, std::uint32_t)) {
-    std::uint64_t& word = words_.host_active[direction_];
+    std::uint64_t& word = words_.host.active[direction_];
     std::uint64_t seen = load_link_word(word), wanted;
     do {
       wanted = seen;
@@ -81,9 +81,9 @@ class HostPacer {
   static constexpr std::uint64_t kLookNs = 200'000;  // a thread that sleeps less does hardly anything else
 
   LinkLook look() const {
-    const std::uint64_t active[] = {load_link_word(words_.host_active[0]), load_link_word(words_.host_active[1]),
+    const std::uint64_t active[] = {load_link_word(words_.host.active[0]), load_link_word(words_.host.active[1]),
                                     load_link_word(words_.device_active[0]), load_link_word(words_.device_active[1])};
-    return LinkLook::of(active, load_link_word(words_.budgets[class_]), class_);
+    return LinkLook::of(active, load_link_word(words_.host.budgets[class_]), class_);
   }
 
   tardis_gpu_link_words& words_;

@@ -15,10 +15,11 @@ struct LinkTraffic {
   LinkDeviceWords* device;
   std::uint32_t link_class;
   std::uint32_t direction;
+  std::uint32_t in_flight;
 
   static LinkTraffic of(const tardis_gpu_link_traffic& traffic) {
     return {traffic.words, traffic.words == nullptr ? nullptr : traffic.words->device, traffic.link_class,
-            traffic.direction};
+            traffic.direction, traffic.in_flight};
   }
 };
 
@@ -52,17 +53,30 @@ __device__ __forceinline__ void tell_host(const LinkTraffic& traffic) {
   } while (now != told);
 }
 
+// In shared memory: the host's line on its way.
+struct alignas(16) LinkGlance {
+  LinkHostLine line;
+  std::uint64_t arrived;
+  std::uint64_t reserved;
+};
+static_assert(sizeof(LinkGlance) == 64);
+
 // Of the warp that starts a CTA's loads: all 32 lanes call these together, lane 0 keeps the state. Each CTA is a user.
 class LinkPacer {
  public:
   // The host is told by another warp (tell_host()) that has nothing else to do yet.
-  __device__ explicit LinkPacer(const LinkTraffic& traffic)
-      : traffic_(traffic), lane_(threadIdx.x % 32), heeds_(traffic.words != nullptr && traffic.link_class != 0) {}
+  __device__ LinkPacer(const LinkTraffic& traffic, LinkGlance& glance)
+      : traffic_(traffic),
+        glance_(glance),
+        lane_(threadIdx.x % 32),
+        heeds_(traffic.words != nullptr && traffic.link_class != 0) {}
 
   // One thread, before a __syncthreads() that comes before tell_host() and end().
-  static __device__ __forceinline__ void begin(const LinkTraffic& traffic) {
-    if (traffic.words != nullptr)
-      add_shared_word(&traffic.device->active[traffic.direction], one_user(traffic.link_class));
+  static __device__ __forceinline__ void begin(const LinkTraffic& traffic, LinkGlance& glance) {
+    if (traffic.words == nullptr) return;
+    barrier_init(&glance.arrived, 1);
+    fence_barrier_init();
+    add_shared_word(&traffic.device->active[traffic.direction], one_user(traffic.link_class));
   }
 
   // How many chunks to start together at most.
@@ -76,7 +90,7 @@ class LinkPacer {
       unseen_ += bytes;
       if (heeds_ && unseen_ >= kLookBytes) {
         unseen_ = 0;
-        turn_.look(look(), nanoseconds());
+        look(nanoseconds());
       }
       if (turn_.on_budget()) hold(bytes);
     }
@@ -88,6 +102,7 @@ class LinkPacer {
     if (traffic_.words == nullptr || lane_ != 0) return;
     add_shared_word(&traffic_.device->active[traffic_.direction], -one_user(traffic_.link_class));
     tell_host(traffic_);
+    if (fetching_) barrier_wait(&glance_.arrived, parity_);  // shared memory may go to another CTA afterwards
     add_shared_word(&traffic_.device->bytes[traffic_.link_class], bytes_);
     if (budget_bytes_ == 0) return;
     add_shared_word(&traffic_.device->budget_bytes[traffic_.link_class], budget_bytes_);
@@ -97,13 +112,47 @@ class LinkPacer {
  private:
   static constexpr std::uint32_t kLookBytes = 256 << 10;
   static constexpr std::uint64_t kLookNs = 2'000;
+  static constexpr std::uint64_t kCopyNs = 100'000;   // the host's line is fetched as often, by one CTA for all
+  static constexpr std::uint64_t kStaleNs = 300'000;  // nobody has fetched it: a call waits for it before it begins
 
-  __device__ __forceinline__ LinkLook look() const {
-    const tardis_gpu_link_words& host = *traffic_.words;
-    const std::uint64_t active[] = {load_shared_word(&host.host_active[0]), load_shared_word(&host.host_active[1]),
-                                    load_shared_word(&traffic_.device->active[0]),
-                                    load_shared_word(&traffic_.device->active[1])};
-    return LinkLook::of(active, load_shared_word(&host.budgets[traffic_.link_class]), traffic_.link_class);
+  __device__ __forceinline__ void look(std::uint64_t now) {
+    LinkDeviceWords& words = *traffic_.device;
+    if (fetching_ && barrier_test(&glance_.arrived, parity_)) take();
+    if (!fetching_) {
+      const std::uint64_t copied = load_shared_word(&words.copied_ns);
+      const bool stale = !seen_ && now > copied + kStaleNs;
+      if (stale || (now > copied + kCopyNs && claim(copied, now))) fetch();
+      if (stale) {
+        store_shared_word(&words.copied_ns, now);
+        barrier_wait(&glance_.arrived, parity_);
+        take();
+      }
+    }
+    seen_ = true;
+    const std::uint64_t active[] = {load_shared_word(&words.active[0]), load_shared_word(&words.active[1]),
+                                    load_shared_word(&words.host.active[0]), load_shared_word(&words.host.active[1])};
+    turn_.look(LinkLook::of(active, load_shared_word(&words.host.budgets[traffic_.link_class]), traffic_.link_class),
+               now);
+  }
+  __device__ __forceinline__ bool claim(std::uint64_t copied, std::uint64_t now) {
+    return atomicCAS(reinterpret_cast<unsigned long long*>(&traffic_.device->copied_ns), copied, now) == copied;
+  }
+  __device__ __forceinline__ void fetch() {
+    barrier_arrive_expecting(&glance_.arrived, sizeof(LinkHostLine));
+    bulk_load(&glance_.line, reinterpret_cast<std::uint64_t>(&traffic_.words->host), sizeof(LinkHostLine),
+              &glance_.arrived);
+    fetching_ = true;
+  }
+  __device__ __forceinline__ void take() {
+    fetching_ = false;
+    parity_ ^= 1;
+    LinkHostLine& copy = traffic_.device->host;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kLinkDirections; ++i) store_shared_word(&copy.active[i], glance_.line.active[i]);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kLinkClasses; ++i) store_shared_word(&copy.budgets[i], glance_.line.budgets[i]);
+    // Forbids that the next fetch overwrites the line before it was read.
+    fence_proxy_async();
   }
 
   __device__ __forceinline__ void hold(std::uint32_t bytes) {
@@ -113,17 +162,21 @@ class LinkPacer {
       const std::uint64_t left = ready - now;
       __nanosleep(static_cast<unsigned>(left < kLookNs ? left : kLookNs));
       now = nanoseconds();
-      turn_.look(look(), now);
+      look(now);
     }
     budget_bytes_ += bytes;
     held_ns_ += now - start;
   }
 
   const LinkTraffic traffic_;
+  LinkGlance& glance_;
   const unsigned lane_;
   const bool heeds_;
   bool on_budget_ = false;             // as all lanes know it
   std::uint32_t unseen_ = kLookBytes;  // bytes since the last look; the first group has one
+  bool seen_ = false;                  // has looked before
+  bool fetching_ = false;
+  std::uint32_t parity_ = 0;  // of the fetch
   LinkTurn turn_;
   std::uint64_t bytes_ = 0, budget_bytes_ = 0, held_ns_ = 0;
 };

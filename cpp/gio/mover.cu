@@ -15,7 +15,8 @@ namespace tardis::gio {
 namespace {
 
 constexpr int kStages = 12;
-constexpr int kStoring = 4;  // stages; the rest is loading, being digested, or free
+constexpr int kStoring = 4;                 // stages; the rest is loading, being digested, or free
+constexpr std::uint32_t kFewestStages = 3;  // where fewer are used, one of them storing
 
 enum class Digests { kNo, kYes };
 
@@ -43,9 +44,9 @@ __device__ __forceinline__ int first_greater(std::uint64_t of_lane, std::uint64_
 // 32 of its chunks of these at a time, one a lane again.
 template <class Ring>
 __device__ void load_owned_chunks(Ring& ring, const Piece* pieces, std::uint32_t parts, std::uint32_t pieces_per_part,
-                                  const LinkTraffic& traffic) {
-  Loader<Ring> loader(ring);
-  LinkPacer pacer(traffic);
+                                  const LinkTraffic& traffic, LinkGlance& glance, std::uint32_t stages) {
+  Loader<Ring> loader(ring, stages);
+  LinkPacer pacer(traffic, glance);
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   std::uint64_t before = 0;  // chunks of the parts that were passed
   std::uint64_t round = 0;
@@ -91,22 +92,28 @@ __global__ void __launch_bounds__(Shape<digests>::kThreads, 1)
     move_pieces(const tardis_gpu_move_args move, const tardis_gpu_digest_args digest_args, const LinkTraffic traffic) {
   using Ring = typename Shape<digests>::Ring;
   extern __shared__ __align__(128) unsigned char shared_memory[];
+  __shared__ LinkGlance glance;
   Ring& ring = *reinterpret_cast<Ring*>(shared_memory);
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const std::uint32_t stages = digests == Digests::kNo && traffic.in_flight != 0 ? traffic.in_flight : kStages;
   if (threadIdx.x == 0) {
     ring.init();
-    LinkPacer::begin(traffic);
+    LinkPacer::begin(traffic, glance);
   }
   __syncthreads();
 
   if (warp == kLoadWarp) {
     const std::uint32_t pieces_per_part = digests == Digests::kYes ? digest_args.pieces_per_part : 1;
-    load_owned_chunks(ring, move.pieces, parts_of(move, pieces_per_part), pieces_per_part, traffic);
+    load_owned_chunks(ring, move.pieces, parts_of(move, pieces_per_part), pieces_per_part, traffic, glance, stages);
     if constexpr (digests == Digests::kYes) let_next_kernel_start();
   } else if (warp == kStoreWarp) {
     if (threadIdx.x % kWarpLanes == 0) tell_host(traffic);
     NoReport report;
-    store_chunks<kStoring>(ring, report);
+    if (digests == Digests::kYes || stages == kStages) {
+      store_chunks<kStoring>(ring, report);
+    } else {
+      store_chunks<1>(ring, report, stages);
+    }
   } else if constexpr (digests == Digests::kYes) {
     const auto keys = xxh3::BlockKeys::of(static_cast<int>(threadIdx.x) % kWarpLanes);
     const ChunkDigests sink{digest_args.chunk_digests, digest_args.chunks_per_part};
@@ -171,12 +178,17 @@ extern "C" int tardis_gpu_move_digested(const tardis_gpu_move_args* move, const 
 extern "C" int tardis_gpu_move_in_class(const tardis_gpu_move_args* move, const tardis_gpu_link_traffic* traffic,
                                         void* stream) {
   if (!is_valid(move) || !is_valid(traffic)) return cudaErrorInvalidValue;
+  if (traffic->in_flight != 0 && (traffic->in_flight < kFewestStages || traffic->in_flight > kStages)) {
+    return cudaErrorInvalidValue;
+  }
   return enqueue<Digests::kNo>(*move, {}, LinkTraffic::of(*traffic), stream);
 }
 
 extern "C" int tardis_gpu_move_digested_in_class(const tardis_gpu_move_args* move,
                                                  const tardis_gpu_digest_args* digests,
                                                  const tardis_gpu_link_traffic* traffic, void* stream) {
-  if (!is_valid(move) || !is_valid(digests) || !is_valid(traffic)) return cudaErrorInvalidValue;
+  if (!is_valid(move) || !is_valid(digests) || !is_valid(traffic) || traffic->in_flight != 0) {
+    return cudaErrorInvalidValue;
+  }
   return move_digested(*move, *digests, LinkTraffic::of(*traffic), static_cast<cudaStream_t>(stream));
 }

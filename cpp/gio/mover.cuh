@@ -63,11 +63,12 @@ template <class Ring>
 struct RingPosition {
   std::uint32_t stage = 0;
   std::uint32_t parity = 0;
+  std::uint32_t stages = Ring::kStages;  // that are used
 
   __device__ __forceinline__ void advance(std::uint32_t by = 1) {
     stage += by;
-    if (stage >= Ring::kStages) {
-      stage -= Ring::kStages;
+    if (stage >= stages) {
+      stage -= stages;
       parity ^= 1;
     }
   }
@@ -126,7 +127,9 @@ __device__ __forceinline__ Chunk chunk_of_lane(const Chunk& chunk, int lane) {
 template <class Ring>
 class Loader {
  public:
-  __device__ explicit Loader(Ring& ring) : ring_(ring), lane_(static_cast<int>(threadIdx.x) % kWarpLanes) {}
+  // `stages`: how many of the ring to use; the storing warp must be told the same, and digesting warps want all.
+  __device__ explicit Loader(Ring& ring, std::uint32_t stages = Ring::kStages)
+      : ring_(ring), at_{0, 0, stages}, lane_(static_cast<int>(threadIdx.x) % kWarpLanes) {}
 
   // Whether load() would find a free stage at once.
   __device__ __forceinline__ bool has_room() const { return barrier_test(&ring_.emptied[at_.stage], at_.parity ^ 1); }
@@ -245,10 +248,10 @@ struct NoReport {
 // 0 once the bytes of a chunk are in their destination and visible to that thread (a __threadfence(), or _system()
 // where the destination is host memory, before a flag makes them so to others). kPending: stores in flight.
 template <int kPending, class Ring, class Report>
-__device__ void store_chunks(Ring& ring, Report& report) {
+__device__ void store_chunks(Ring& ring, Report& report, std::uint32_t stages = Ring::kStages) {
   static_assert(kPending < Ring::kStages, "some stages must be loading");
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
-  RingPosition<Ring> at, oldest;  // the next to store; the oldest that is still being stored
+  RingPosition<Ring> at = {0, 0, stages}, oldest = at;  // the next to store; the oldest that is still being stored
   std::uint32_t storing = 0;
 
   const auto retire = [&](std::uint32_t left) {  // lane 0: all but the newest `left`

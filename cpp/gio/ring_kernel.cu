@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(Shape<kind>::kMostThreads, 1) run_rings(const 
   __shared__ MoverControl controls[Shape<kind>::kMostRings];
   __shared__ MovedRing moved[Shape<kind>::kMostRings];
   __shared__ LoadedChunks loaded;
+  __shared__ LinkGlance glance;
   Stages& stages = *reinterpret_cast<Stages*>(memory);
   const unsigned warp = threadIdx.x / WarpLanes::kWidth, first = blockIdx.x * launch.rings_per_cta;
   const unsigned rings = min(launch.rings_per_cta, launch.rings - first);  // of this CTA
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(Shape<kind>::kMostThreads, 1) run_rings(const 
   if (threadIdx.x == 0) {
     loaded = {0, 0};
     stages.init();
-    LinkPacer::begin(launch.traffic);
+    LinkPacer::begin(launch.traffic, glance);
   }
   __syncthreads();
   if (warp < rings) {
@@ -77,9 +78,9 @@ __global__ void __launch_bounds__(Shape<kind>::kMostThreads, 1) run_rings(const 
     mover.stop();
   } else if (warp == rings) {
     if constexpr (kind == MoverKind::kJobs) {
-      JobLoader<Stages>(stages, moved, rings, launch.traffic).run(loaded);
+      JobLoader<Stages>(stages, moved, rings, launch.traffic, glance).run(loaded);
     } else {
-      load_parts(stages, moved, rings, launch.traffic);
+      load_parts(stages, moved, rings, launch.traffic, glance);
     }
   } else if (warp == rings + 1) {
     if (threadIdx.x % WarpLanes::kWidth == 0) tell_host(launch.traffic);
@@ -167,7 +168,7 @@ int tardis_gpu_gio_run_in_class(const GrantedQueue* queues, std::uint32_t rings,
                                 std::uint32_t ctas, const tardis_gpu_link_traffic* traffic, void* cuda_stream) {
   using namespace tardis::gio;
   Launch launch{};
-  if (iocb == nullptr || !is_valid(traffic) || iocb->deadline_ns > kMostDeadlineNs ||
+  if (iocb == nullptr || !is_valid(traffic) || traffic->in_flight != 0 || iocb->deadline_ns > kMostDeadlineNs ||
       !copy_queues(queues, rings, ctas, launch)) {
     return cudaErrorInvalidValue;
   }

@@ -23,8 +23,8 @@ constexpr std::uint32_t kIn = TARDIS_GPU_LINK_IN, kOut = TARDIS_GPU_LINK_OUT;
 constexpr std::uint64_t kSecond = 1'000'000'000;
 
 LinkLook look_at(const tardis_gpu_link_words& words, std::uint32_t link_class) {
-  return LinkLook::of({words.host_active[0], words.host_active[1], words.device_active[0], words.device_active[1]},
-                      words.budgets[link_class], link_class);
+  return LinkLook::of({words.host.active[0], words.host.active[1], words.device_active[0], words.device_active[1]},
+                      words.host.budgets[link_class], link_class);
 }
 
 TEST(GioLinkArbiter, UsersAreCountedByClassAndNeverBelowNone) {
@@ -167,7 +167,7 @@ TEST(GioLinkArbiter, UsesOfThreadsEndWithThemAlsoByException) {
         const auto direction = static_cast<std::uint32_t>(random() % kLinkDirections);
         try {
           const LinkUse use(*words, link_class, direction);
-          const std::uint64_t users = users_of(load_link_word(words->host_active[direction]), link_class);
+          const std::uint64_t users = users_of(load_link_word(words->host.active[direction]), link_class);
           if (users < 1 || users > 4) wrong = true;
           if (i % 16 == 0) throw i;
         } catch (int) {
@@ -177,8 +177,8 @@ TEST(GioLinkArbiter, UsesOfThreadsEndWithThemAlsoByException) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(wrong);
-  EXPECT_EQ(words->host_active[kIn], 0u);
-  EXPECT_EQ(words->host_active[kOut], 0u);
+  EXPECT_EQ(words->host.active[kIn], 0u);
+  EXPECT_EQ(words->host.active[kOut], 0u);
   EXPECT_EQ(words->errors, 0u);
 }
 
@@ -198,7 +198,7 @@ struct Clock {
 
 TEST(GioLinkArbiter, AHostThreadIsHeldBackOnlyWhileItIsOutranked) {
   auto words = std::make_unique<tardis_gpu_link_words>();
-  words->budgets[kWriteBehind] = kSecond;
+  words->host.budgets[kWriteBehind] = kSecond;
   HostPacer pacer(*words, kWriteBehind, kOut);
   EXPECT_FALSE(look_at(*words, kWriteBehind).outranked) << "it does not outrank itself";
   EXPECT_TRUE(look_at(*words, TARDIS_GPU_LINK_CLASSES - 1).users == 1);
@@ -222,7 +222,7 @@ TEST(GioLinkArbiter, AHostThreadIsHeldBackOnlyWhileItIsOutranked) {
 
 TEST(GioLinkArbiter, AWaitEndsWhenThoseAboveDo) {
   auto words = std::make_unique<tardis_gpu_link_words>();
-  words->budgets[kWriteBehind] = TARDIS_GPU_LINK_LEAST_BUDGET;
+  words->host.budgets[kWriteBehind] = TARDIS_GPU_LINK_LEAST_BUDGET;
   HostPacer pacer(*words, kWriteBehind, kOut);
   words->device_active[kIn] = one_user(kRestore);  // as a kernel tells it
   Clock clock;
@@ -240,7 +240,7 @@ TEST(GioLinkArbiter, AWaitEndsWhenThoseAboveDo) {
 TEST(GioLinkArbiter, ThreadsKeepToTheBudgetBesideARestoreAndAllOfThemGoOn) {
   auto words = std::make_unique<tardis_gpu_link_words>();
   constexpr std::uint64_t kBudget = 400'000'000;
-  words->budgets[kWriteBehind] = kBudget;
+  words->host.budgets[kWriteBehind] = kBudget;
   std::atomic<bool> stop{false};
   std::array<std::atomic<std::uint64_t>, 3> moved{};
   std::vector<std::thread> threads;
@@ -256,7 +256,7 @@ TEST(GioLinkArbiter, ThreadsKeepToTheBudgetBesideARestoreAndAllOfThemGoOn) {
         }
       });
     }
-    while (users_of(load_link_word(words->host_active[kOut]), kWriteBehind) != 3) std::this_thread::yield();
+    while (users_of(load_link_word(words->host.active[kOut]), kWriteBehind) != 3) std::this_thread::yield();
     for (auto& mine : moved) bytes -= mine;
     begin = monotonic_ns();
     std::this_thread::sleep_for(std::chrono::milliseconds(400));
@@ -267,7 +267,7 @@ TEST(GioLinkArbiter, ThreadsKeepToTheBudgetBesideARestoreAndAllOfThemGoOn) {
     stop = true;
     for (std::thread& thread : threads) thread.join();
   }
-  EXPECT_EQ(words->host_active[kOut], 0u);
+  EXPECT_EQ(words->host.active[kOut], 0u);
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ class Check {
     refusals();
     counts();
     budget_and_end();
+    fewer_in_flight();
     short_calls();
     host_outranks();
     host_pacer();
@@ -86,7 +87,7 @@ class Check {
   void enqueue(std::uint32_t link_class, std::uint32_t direction, cudaStream_t stream, std::uint32_t ctas = 2) {
     const tardis_gpu_move_args args = {pieces_.data<Piece>() + (direction == kIn ? kPages : 0),
                                        counts_.data<std::uint32_t>() + direction, kPages, ctas};
-    const tardis_gpu_link_traffic traffic = {words_, link_class, direction};
+    const tardis_gpu_link_traffic traffic = {words_, link_class, direction, in_flight_};
     check(tardis_gpu_move_in_class(&args, &traffic, stream), "tardis_gpu_move_in_class");
   }
   // New bytes in HBM, others in host memory; moved out by `work`, whose time is returned.
@@ -115,10 +116,13 @@ class Check {
 
   void refusals() {
     const tardis_gpu_move_args args = {pieces_.data<Piece>(), counts_.data<std::uint32_t>(), 0, 1};
-    const tardis_gpu_link_traffic bad_class = {words_, TARDIS_GPU_LINK_CLASSES, 0}, bad_way = {words_, 0, 2};
+    const tardis_gpu_link_traffic bad_class = {words_, TARDIS_GPU_LINK_CLASSES, 0, 0}, bad_way = {words_, 0, 2, 0},
+                                  too_few = {nullptr, 0, 0, 2}, too_many = {nullptr, 0, 0, 13};
     expect(tardis_gpu_move_in_class(&args, nullptr, nullptr) == cudaErrorInvalidValue &&
                tardis_gpu_move_in_class(&args, &bad_class, nullptr) == cudaErrorInvalidValue &&
                tardis_gpu_move_in_class(&args, &bad_way, nullptr) == cudaErrorInvalidValue &&
+               tardis_gpu_move_in_class(&args, &too_few, nullptr) == cudaErrorInvalidValue &&
+               tardis_gpu_move_in_class(&args, &too_many, nullptr) == cudaErrorInvalidValue &&
                tardis_gpu_link_begin(link_, TARDIS_GPU_LINK_CLASSES, 0, nullptr) == cudaErrorInvalidValue &&
                tardis_gpu_link_end(nullptr, 0, 0, nullptr) == cudaErrorInvalidValue &&
                tardis_gpu_link_set_budget(link_, 1, TARDIS_GPU_LINK_LEAST_BUDGET - 1) == cudaErrorInvalidValue &&
@@ -156,6 +160,17 @@ class Check {
         out_right("the same with nobody beside", kPages, [&] { move(kWriteBehind, kOut, kPages, stream_); });
     expect(free < 0.2 * wanted, "faster by far: " + std::to_string(free * 1e3) + " ms");
     expect(counters(kWriteBehind).budget_bytes == after.budget_bytes, "and not on a budget");
+  }
+
+  void fewer_in_flight() {
+    for (const std::uint32_t chunks : {3u, 4u, 5u, 6u, 7u, 8u, 9u, 10u, 11u, 12u}) {
+      in_flight_ = chunks;
+      for (const std::uint32_t ctas : {1u, 4u}) {
+        out_right(std::to_string(chunks) + " chunks in flight, " + std::to_string(ctas) + " CTAs", kPages,
+                  [&] { move(kRestore, kOut, kPages, stream_, ctas); });
+      }
+    }
+    in_flight_ = 0;
   }
 
   void short_calls() {
@@ -246,6 +261,7 @@ class Check {
 
   tardis_gpu_link* link_ = nullptr;
   tardis_gpu_link_words* words_ = nullptr;
+  std::uint32_t in_flight_ = 0;
   Stream stream_;
   Memory host_, device_, pieces_, counts_;
   std::mt19937_64 random_;

@@ -55,7 +55,7 @@ void check_ring(const std::string& name, std::uint32_t slot_bytes, std::uint32_t
   iocb.count[0] = static_cast<std::uint32_t>(count);
   IoControlBlock block = iocb.block(kDeadlineNs);
   block.digested = digested;
-  const tardis_gpu_link_traffic traffic = {words, kClass, kIn};
+  const tardis_gpu_link_traffic traffic = {words, kClass, kIn, 0};
   const auto seconds = [&](const std::string& what) {
     check(cudaMemset(pool.data(), 0xa5, bytes), "poison");
     const std::uint64_t begin = now_ns();
