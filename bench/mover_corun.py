@@ -11,9 +11,11 @@ green N, told    the same, and cuBLASLt is told how many SMs it has
 priority N       movers of N CTAs on a stream of lowest priority; products on a plain stream
 nothing          no movers: what the method itself shows
 copy engine      cudaMemcpyAsync of 32 MiB at a time: the link as busy, no SM taken
+..., K chunks    the movers' CTAs hold K chunks of 16 KiB at once instead of 12
 
-Ways: in (pinned host to HBM), out, and inside (HBM to HBM: the SMs are taken and the link is idle). Beside: the
-movers' rate meanwhile, with their rate alone as the limit. A sample counts only if the movers were running from before
+Ways: in (pinned host to HBM), out, inside (HBM to HBM: the SMs are taken and the link is idle), and nobody (no movers
+are started: what the setting itself costs). Beside: the movers' rate meanwhile; its limit is the rate of movers alone
+that hold 12 chunks, `alone` that of these movers alone. A sample counts only if the movers were running from before
 the first product until after the last one. Weights are more than the L2 holds, and each product takes the next.
 The products of a sample are one CUDA graph; with --launch eager they are launched one by one, over the link that the
 movers fill.
@@ -41,8 +43,19 @@ PAGE = 128 << 10
 CALL_PAGES = 256  # 32 MiB a call: a layer of many requests
 POOL_PAGES = 8192
 WEIGHT_BYTES = 256 << 20
-PRODUCT_SECONDS = 0.008  # of one sample
+PRODUCT_SECONDS = 0.006  # of one sample
 SAMPLES = 5
+
+
+class Traffic(ctypes.Structure):
+    """tardis_gpu_link_traffic."""
+
+    _fields_ = (
+        ("words", ctypes.c_void_p),
+        ("link_class", ctypes.c_uint32),
+        ("direction", ctypes.c_uint32),
+        ("in_flight", ctypes.c_uint32),
+    )
 
 
 class Move(ctypes.Structure):
@@ -59,7 +72,7 @@ class Move(ctypes.Structure):
 def load_library(path: pathlib.Path) -> ctypes.CDLL:
     """libtardis_gpu.so with the signatures used here."""
     library = ctypes.CDLL(str(path.absolute()))
-    library.tardis_gpu_move.argtypes = (ctypes.POINTER(Move), ctypes.c_void_p)
+    library.tardis_gpu_move_in_class.argtypes = (ctypes.POINTER(Move), ctypes.POINTER(Traffic), ctypes.c_void_p)
     library.tardis_gpu_partition_create.argtypes = (ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p))
     for name, result in (
         ("destroy", ctypes.c_int),
@@ -91,10 +104,11 @@ class Setting:
     rest: bool = False
     told: bool = False
     ways: tuple[str, ...] = ("in",)
+    chunks: int = 0  # that a CTA holds at once; 0: as many as its ring has
 
 
 SETTINGS = [
-    Setting("nothing", 0, 0),
+    Setting("nothing", 0, 0, ways=("nobody",)),
     Setting("copy engine", 0, 0, ways=("engine in", "engine out")),
     Setting("green 2", 2, 2, ways=("in", "out", "inside")),
     Setting("green 4", 4, 4, ways=("in", "inside")),
@@ -102,7 +116,11 @@ SETTINGS = [
     Setting("green 2, rest", 2, 2, rest=True, ways=("in", "out")),
     Setting("green 4, rest", 4, 4, rest=True),
     Setting("green 8, rest", 8, 4, rest=True),
-    Setting("green 2, told", 2, 2, rest=True, told=True, ways=("in", "out", "inside")),
+    Setting("green 2, told", 2, 2, rest=True, told=True, ways=("nobody", "in", "out", "inside")),
+    *(
+        Setting(f"green 2, told, {chunks} chunks", 2, 2, rest=True, told=True, ways=("in", "out"), chunks=chunks)
+        for chunks in (10, 9, 8, 7, 6, 5, 4, 3)
+    ),
     Setting("green 4, told", 4, 4, rest=True, told=True),
     Setting("green 8, told", 8, 4, rest=True, told=True),
     Setting("priority 2", 0, 2),
@@ -150,7 +168,7 @@ class Movers:
             self.pieces[way] = torch.stack((source, target, torch.full_like(source, PAGE)), dim=1).cuda()
         torch.cuda.synchronize()
 
-    def enqueue(self, way: str, calls: int, ctas: int, stream: int) -> None:
+    def enqueue(self, way: str, calls: int, ctas: int, stream: int, chunks: int = 0) -> None:
         """`calls` calls on a stream, each with other pages."""
         import torch
 
@@ -163,13 +181,14 @@ class Movers:
                     target, source = (host, device) if way == "engine out" else (device, host)
                     target.copy_(source, non_blocking=True)
             return
-        if not ctas:
+        if way == "nobody":
             return
+        traffic = Traffic(None, 0, 0, chunks)
         step = CALL_PAGES * 24
         for call in range(calls):
             at = self.pieces[way].data_ptr() + call % (POOL_PAGES // CALL_PAGES) * step
             move = Move(at, self.count.data_ptr(), CALL_PAGES, ctas)
-            checked(self.library.tardis_gpu_move(ctypes.byref(move), stream))
+            checked(self.library.tardis_gpu_move_in_class(ctypes.byref(move), ctypes.byref(traffic), stream))
 
 
 class Product:
@@ -236,14 +255,14 @@ def beside(
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record(mover_stream)
-    movers.enqueue(way, calls, setting.ctas, mover_stream.cuda_stream)
+    movers.enqueue(way, calls, setting.ctas, mover_stream.cuda_stream, setting.chunks)
     end.record(mover_stream)
     time.sleep(0.0005)
     if not start.query():
         raise RuntimeError("expected movers to be running, found that they have not begun")
     with Told(setting.sms if setting.told else 0):
         milliseconds = product.milliseconds(stream, graph)
-    early = end.query() and setting.name != "nothing"
+    early = end.query() and way != "nobody"
     end.synchronize()
     rate = calls * CALL_PAGES * PAGE / max(start.elapsed_time(end), 1e-3) / 1e6
     return None if early else (milliseconds, rate)
@@ -276,9 +295,13 @@ def measure(
             stream = torch.cuda.ExternalStream(library.tardis_gpu_partition_rest_stream(partition))
         sms = torch.cuda.get_device_properties(0).multi_processor_count
         limit = taken / sms * 100 + 1
-        nothing = setting.name == "nothing"
-        alone = None if nothing else movers_alone(movers, setting, way, mover_stream)
-        calls = 0 if nothing else int(3 * PRODUCT_SECONDS * 1e9 * alone / (CALL_PAGES * PAGE)) + 1
+        nobody = way == "nobody"
+        alone = full = 0.0
+        if not nobody:
+            alone = full = movers_alone(movers, setting, way, mover_stream)
+            if setting.chunks:
+                full = movers_alone(movers, dataclasses.replace(setting, chunks=0), way, mover_stream)
+        calls = 0 if nobody else int(2.4 * PRODUCT_SECONDS * 1e9 * alone / (CALL_PAGES * PAGE)) + 1
         slowdowns, rates = [], []
         for product in products:
             idle, loaded = [], []
@@ -310,9 +333,10 @@ def measure(
             allowed=round(limit, 2),
             kind=kind,
         )
-        if not nothing:
+        if not nobody:
             rate = statistics.median(rates)
-            report.add(f"movers beside products {way}, {launch}", setting.name, "all", rate, "GB/s", alone)
+            case = f"movers beside products {way}, {launch}"
+            report.add(case, setting.name, "all", rate, "GB/s", full, alone=round(alone, 3))
     finally:
         torch.cuda.synchronize()
         checked(library.tardis_gpu_partition_destroy(partition))
@@ -326,7 +350,7 @@ def movers_alone(movers: Movers, setting: Setting, way: str, stream: Any) -> flo
     for _ in range(3):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record(stream)
-        movers.enqueue(way, 24, setting.ctas, stream.cuda_stream)
+        movers.enqueue(way, 24, setting.ctas, stream.cuda_stream, setting.chunks)
         end.record(stream)
         end.synchronize()
         rates.append(24 * CALL_PAGES * PAGE / start.elapsed_time(end) / 1e6)
