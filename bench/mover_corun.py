@@ -289,6 +289,8 @@ def measure(
             return
         taken = library.tardis_gpu_partition_sms(partition) or setting.ctas  # none: as many as there are CTAs
         mover_stream = torch.cuda.ExternalStream(library.tardis_gpu_partition_stream(partition))
+        if way.startswith("engine"):  # torch remembers the streams of copies for as long as the memory lives
+            mover_stream = torch.cuda.Stream()
         plain = torch.cuda.Stream()
         stream = plain
         if setting.rest:

@@ -13,7 +13,7 @@
 namespace tardis::gio {
 namespace {
 
-constexpr std::uint64_t kBudget = 4'000'000'000;  // measured: docs/gio.md
+constexpr std::uint64_t kBudget = 1'000'000'000;  // measured: docs/gio.md
 
 struct HostFree {
   void operator()(void* memory) const { cudaFreeHost(memory); }

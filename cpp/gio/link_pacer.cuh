@@ -118,21 +118,26 @@ class LinkPacer {
   __device__ __forceinline__ void look(std::uint64_t now) {
     LinkDeviceWords& words = *traffic_.device;
     if (fetching_ && barrier_test(&glance_.arrived, parity_)) take();
-    if (!fetching_) {
-      const std::uint64_t copied = load_shared_word(&words.copied_ns);
-      const bool stale = !seen_ && now > copied + kStaleNs;
-      if (stale || (now > copied + kCopyNs && claim(copied, now))) fetch();
+    const std::uint64_t copied =
+        load_shared_word(&words.copied_ns);  // used behind the others, so that all are one wait
+    LinkLook seen = read(words);
+    const bool stale = !seen_ && now > copied + kStaleNs;
+    if (!fetching_ && (stale || (now > copied + kCopyNs && claim(copied, now)))) {
+      fetch();
       if (stale) {
         store_shared_word(&words.copied_ns, now);
         barrier_wait(&glance_.arrived, parity_);
         take();
+        seen = read(words);
       }
     }
     seen_ = true;
+    turn_.look(seen, now);
+  }
+  __device__ __forceinline__ LinkLook read(const LinkDeviceWords& words) const {
     const std::uint64_t active[] = {load_shared_word(&words.active[0]), load_shared_word(&words.active[1]),
                                     load_shared_word(&words.host.active[0]), load_shared_word(&words.host.active[1])};
-    turn_.look(LinkLook::of(active, load_shared_word(&words.host.budgets[traffic_.link_class]), traffic_.link_class),
-               now);
+    return LinkLook::of(active, load_shared_word(&words.host.budgets[traffic_.link_class]), traffic_.link_class);
   }
   __device__ __forceinline__ bool claim(std::uint64_t copied, std::uint64_t now) {
     return atomicCAS(reinterpret_cast<unsigned long long*>(&traffic_.device->copied_ns), copied, now) == copied;

@@ -86,13 +86,14 @@ class Flow {
   cudaStream_t stream() const { return stream_; }
 
   // One call; words null: without the arbiter.
-  void enqueue(int call, tardis_gpu_link_words* words) {
+  void enqueue(int call, tardis_gpu_link_words* words) { enqueue(call, words, kind_.link_class); }
+  void enqueue(int call, tardis_gpu_link_words* words, std::uint32_t link_class) {
     const std::size_t calls = kPool / kPage / call_pages_;
     const std::size_t first = static_cast<std::size_t>(call) % calls * call_pages_;
     if (kind_.means == Means::kMover) {
       const tardis_gpu_move_args args = {pieces_.data<Piece>() + first, count_.data<std::uint32_t>(), call_pages_,
                                          kCtas};
-      const tardis_gpu_link_traffic traffic = {words, kind_.link_class, kind_.direction, 0};
+      const tardis_gpu_link_traffic traffic = {words, link_class, kind_.direction, 0};
       check(words == nullptr ? tardis_gpu_move(&args, stream_) : tardis_gpu_move_in_class(&args, &traffic, stream_),
             "move");
       return;
@@ -179,8 +180,9 @@ class Bench {
   ~Bench() { check(tardis_gpu_link_destroy(link_), "tardis_gpu_link_destroy"); }
 
   void run() {
-    cost(high_, kHighCalls, "of the class above all");
-    cost(*lows_[0], 256, "of the class below all, 4 MiB a call");
+    cost(high_, kHighCalls, kRestore, "restore, 32 MiB a call");
+    cost(high_, kHighCalls, kWriteBehind, "write-behind, 32 MiB a call");
+    cost(*lows_[0], 256, kWriteBehind, "write-behind, 4 MiB a call");
     alone_ = alone(high_, kHighCalls, nullptr);
     row(kHigh.name, "alone", "-", alone_, 0, "");
     for (auto& low : lows_) {
@@ -202,9 +204,9 @@ class Bench {
     std::fflush(stdout);
   }
 
-  double rate(Flow& flow, int calls, tardis_gpu_link_words* words, Event& start, Event& end) {
+  double rate(Flow& flow, int calls, tardis_gpu_link_words* words, std::uint32_t link_class, Event& start, Event& end) {
     start.record(flow.stream());
-    for (int call = 0; call < calls; ++call) flow.enqueue(call, words);
+    for (int call = 0; call < calls; ++call) flow.enqueue(call, words, link_class);
     end.record(flow.stream());
     end.wait();
     return calls * flow.call_bytes() / end.milliseconds_since(start) * 1e-6;
@@ -212,18 +214,18 @@ class Bench {
   double alone(Flow& flow, int calls, tardis_gpu_link_words* words) {
     Event start, end;
     std::vector<double> rates;
-    for (int i = 0; i < samples_; ++i) rates.push_back(rate(flow, calls, words, start, end));
+    for (int i = 0; i < samples_; ++i) rates.push_back(rate(flow, calls, words, flow.kind().link_class, start, end));
     return median(rates);
   }
 
   // With the arbiter and without, in turn, nobody beside.
-  void cost(Flow& flow, int calls, const char* which) {
+  void cost(Flow& flow, int calls, std::uint32_t link_class, const char* which) {
     Event start, end;
     std::vector<double> without, with;
-    rate(flow, calls, nullptr, start, end);
+    rate(flow, calls, nullptr, link_class, start, end);
     for (int i = 0; i < 3 * samples_; ++i) {
-      without.push_back(rate(flow, calls, nullptr, start, end));
-      with.push_back(rate(flow, calls, words_, start, end));
+      without.push_back(rate(flow, calls, nullptr, link_class, start, end));
+      with.push_back(rate(flow, calls, words_, link_class, start, end));
     }
     row("a mover alone, with the arbiter", which, "-", median(with), median(without), "");
   }
@@ -241,7 +243,7 @@ class Bench {
       Event start, end;
       std::vector<std::unique_ptr<Background>> running;
       for (Flow* low : lows) running.push_back(std::make_unique<Background>(*low, words));
-      const double high = rate(high_, kHighCalls, words, start, end);
+      const double high = rate(high_, kHighCalls, words, kRestore, start, end);
       double sum = 0;
       bool whole = true;
       for (auto& background : running) {
