@@ -14,7 +14,9 @@ whole path          12 queue pairs and 12 controller threads (fewer on smaller m
                     with digests: read chunks are compared with digests in HBM, those of written chunks are made
 commands of 4 KiB   commands a second of 1, 2 and 4 controller threads; namespaces that fit the host's caches (64 MiB)
                     or not; one IOCB after the other, or two beside each other on queue pairs of their own
-depth sweep         one queue pair, one controller thread, times of single commands from submission to landed
+1,024 in flight     on 16 queue pairs, in order or at random, 32 KiB to 2 MiB (only with --sweeps)
+depth sweep         one controller thread, times of single commands from submission to landed; one queue pair, and more
+                    from 1,024 in flight on
 """
 
 from __future__ import annotations
@@ -79,11 +81,12 @@ def main() -> int:
     add_common_arguments(parser)
     add_program_argument(parser, NAME)
     parser.add_argument("--digests", action="store_true", help="only the whole path, without and with digests")
+    parser.add_argument("--sweeps", action="store_true", help="only the limits, 1,024 in flight, and the depth sweep")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw the depth sweep there (matplotlib)")
     arguments = parser.parse_args()
     program = required_program(parser, arguments.program, NAME)
     report = Report(arguments.json, machine_facts())
-    options = [f"--{name}" for name in ("quick", "digests") if getattr(arguments, name)]
+    options = [f"--{name}" for name in ("quick", "digests", "sweeps") if getattr(arguments, name)]
     command = [str(program.absolute()), *options]
     status = run_program(command, lambda row: add_row(report, row))
     if status == 0 and arguments.plot and not arguments.digests:

@@ -23,7 +23,7 @@ typedef struct tardis_gpu_index {
   uint64_t* words;   /* 32 a bucket */
   uint64_t* records; /* 8 words a record, a record for each word */
   uint32_t buckets;
-  uint32_t reserved;
+  uint32_t patience; /* how many times as long as usual one waits for another, under tools that slow kernels; 0: once */
 } tardis_gpu_index;
 
 /* An object, and what to do with it in a batch of changes. */

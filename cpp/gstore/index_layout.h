@@ -109,6 +109,11 @@ TARDIS_GSTORE_FUNCTION std::uint64_t* record_words(const tardis_gpu_index& index
   return index.records + (std::size_t{bucket} * kLanes + static_cast<std::size_t>(lane)) * kRecordWords;
 }
 
+// Of who waits for another to be done with a word or a lock, in ns.
+TARDIS_GSTORE_FUNCTION std::uint64_t patience_of(const tardis_gpu_index& index, std::uint64_t usual) {
+  return index.patience == 0 ? usual : usual * index.patience;
+}
+
 constexpr std::uint64_t kBucketBytes = kLanes * 8 + kLanes * kRecordWords * 8;  // with its records
 
 TARDIS_GSTORE_FUNCTION std::uint64_t buckets_for(std::uint64_t entries) {

@@ -55,7 +55,8 @@ __device__ __forceinline__ Found prove(const tardis_gpu_index& index, std::uint3
   for (std::uint32_t rest = probe.candidates; rest != 0;) {
     const int lane = __ffs(static_cast<int>(rest)) - 1;
     const std::uint64_t* word = bucket_words(index, bucket) + lane;
-    const Found its = examine(word, record_words(index, bucket, lane), seen, tag, key, space, answer);
+    const Found its = examine(word, record_words(index, bucket, lane), seen, tag, key, space, answer,
+                              patience_of(index, Deadline::kReaderPatience));
     if (its == Found::kFound) return its;
     if (its == Found::kUnknown) found = its;
     rest &= rest - 1;

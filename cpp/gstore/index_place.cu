@@ -17,6 +17,6 @@ extern "C" int tardis_gpu_index_place(tardis_gpu_index* index, void* memory, uin
   index->words = static_cast<std::uint64_t*>(memory);
   index->records = index->words + buckets * kLanes;
   index->buckets = static_cast<std::uint32_t>(buckets);
-  index->reserved = 0;
+  index->patience = 0;
   return cudaSuccess;
 }

@@ -30,7 +30,8 @@ TARDIS_GSTORE_FUNCTION void load_half(const std::uint64_t* from, std::uint64_t* 
 // `seen`: the entry's word, read before now and followed by a fence. Whether this entry is the key's.
 TARDIS_GSTORE_FUNCTION Found examine(const std::uint64_t* word, const std::uint64_t* record, std::uint64_t seen,
                                      std::uint32_t tag, const Key& key, std::uint32_t space,
-                                     tardis_gpu_index_answer& answer) {
+                                     tardis_gpu_index_answer& answer,
+                                     std::uint64_t patience = Deadline::kReaderPatience) {
   Deadline deadline;
   for (;;) {
     if (!leads_to(seen, tag)) return Found::kMiss;  // taken away
@@ -57,7 +58,7 @@ TARDIS_GSTORE_FUNCTION Found examine(const std::uint64_t* word, const std::uint6
       relax();
       seen = load(word);
     }
-    if (deadline.passed(Deadline::kReaderPatience)) return Found::kUnknown;
+    if (deadline.passed(patience)) return Found::kUnknown;
     acquire_fence();  // forbids that the record is read before the word that leads to it
   }
 }

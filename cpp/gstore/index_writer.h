@@ -57,7 +57,7 @@ class IndexWriter {
       for (;;) {
         const std::uint64_t header = load(header_);
         if ((header & kLocked) == 0 && compare_exchange(header_, header, header | kLocked)) return 1;
-        if (deadline.passed(Deadline::kWriterPatience)) return 0;
+        if (deadline.passed(patience_of(index_, Deadline::kWriterPatience))) return 0;
         relax();
       }
     });

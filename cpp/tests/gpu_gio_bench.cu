@@ -2,8 +2,8 @@
 // On a GPU: what rings reach against the software controller, beside what this machine can do at all: copies of host
 // threads alone and while the GPU reads what they write, loads and stores of 4 SMs over the link, a doorbell's way
 // there and back. One JSON object a line on stdout: case, system, size (bytes of a command), value, unit, limit, ratio
-// and more. Arguments: --quick; --digests: only the whole path, without and with digests. Exit status 0, 1 (an error,
-// or wrong bytes), 77 (no GPU here).
+// and more. Arguments: --quick; --digests: only the whole path, without and with digests; --sweeps: only the limits of
+// the machine, 1,024 commands in flight, and by depth. Exit status 0, 1 (an error, or wrong bytes), 77 (no GPU here).
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -186,6 +186,7 @@ struct Path {
   std::uint64_t medium_bytes;
   std::uint32_t at_once = 1;  // IOCBs, each with its part of the queue pairs
   bool digested = false;      // reads are compared, of writes they are made
+  bool in_order = false;      // both in the namespace and in HBM, instead of scattered
 
   std::uint64_t digested_bytes() const { return std::min(bytes, kDigestedBytes); }
 };
@@ -212,12 +213,14 @@ class PathRig {
     const std::uint32_t blocks = path.bytes >> 12;
     for (std::uint32_t i = 0; i < path.iocbs; ++i) {
       iocbs_.push_back(std::make_unique<Iocb>(Where::kDevice));
-      std::shuffle(places.begin(), places.end(), random);
+      if (!path.in_order) std::shuffle(places.begin(), places.end(), random);
       std::vector<IoContext> contexts(path.contexts, IoContext{});
       for (std::uint32_t k = 0; k < path.contexts; ++k) {
         IoContext& context = contexts[k];
         context.op = path.op;
-        context.block = random() % (path.medium_bytes / path.bytes) * blocks;
+        const std::uint64_t objects = path.medium_bytes / path.bytes;
+        context.block =
+            (path.in_order ? (std::uint64_t{i} * path.contexts + k) % objects : random() % objects) * blocks;
         if (path.digested) {
           context.digests =
               reinterpret_cast<std::uint64_t>(digests_.data() + (context.block << 12) / path.digested_bytes());
@@ -394,15 +397,36 @@ class CopyLimits {
   std::vector<std::byte> source_;
 };
 
+// Times of single commands by how many are in flight: one controller thread, one queue pair, or more where so many do
+// not fit in one.
+void measure_depths() {
+  constexpr std::uint32_t kMostOfQueue = 512;
+  constexpr std::uint64_t kMedium = std::uint64_t{2} << 30;
+  for (const std::uint32_t bytes : {4u << 10, 64u << 10}) {
+    for (const std::uint32_t depth : {1u, 2u, 4u, 8u, 16u, 32u, 64u, 128u, 256u, 512u, 1024u, 2048u}) {
+      if (quick && depth != 1 && depth != 4 && depth != 16 && depth != 64) continue;
+      const std::uint32_t queues = (depth - 1) / kMostOfQueue + 1;
+      const Path path{bytes, 2, IoOp::kRead, queues, 1, depth / queues, 1, kMostContexts, depth < 8 ? 1u : 2u, kMedium};
+      const PathResult result = measure(path, true);
+      char more[200];
+      std::snprintf(
+          more, sizeof more, ", \"commands_per_second\": %.0f, \"p50_us\": %.2f, \"p99_us\": %.2f, \"max_us\": %.2f",
+          result.commands_s, result.us[result.us.size() / 2], result.us[result.us.size() * 99 / 100], result.us.back());
+      row("depth sweep", kSystem, bytes, result.gb_s, "GB/s", 0, describe(path) + more);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   (void)::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   if (!gpu_test::has_gpu()) return gpu_test::kSkipped;
-  bool only_digests = false;
+  bool only_digests = false, only_sweeps = false;
   for (int i = 1; i < argc; ++i) {
     quick |= std::strcmp(argv[i], "--quick") == 0;
     only_digests |= std::strcmp(argv[i], "--digests") == 0;
+    only_sweeps |= std::strcmp(argv[i], "--sweeps") == 0;
   }
   check(tardis_gpu_gio_load(), "load");
   check(tardis_gpu_gio_prepare_load(), "load");
@@ -445,6 +469,22 @@ int main(int argc, char** argv) {
     row(op == IoOp::kRead ? "whole path, read" : "whole path, write", kSystem, bytes, result.gb_s, "GB/s",
         std::min(copied, link), describe(path) + more);
   };
+  // As many requests in flight as the paper's figure 3 has.
+  const auto parallel = [&](std::uint32_t bytes, bool in_order) {
+    Path path{bytes, 2, IoOp::kRead, 16, copiers, 64, 4, 0, bytes <= 128u << 10 ? 8u : 2u, kMedium};
+    path.contexts = std::min(kMostContexts, static_cast<std::uint32_t>(kMedium / bytes));
+    path.in_order = in_order;
+    const double copied = copies.rate(bytes, std::uint64_t{1024} * bytes, kMedium, path.threads, IoOp::kRead, true);
+    row(in_order ? "1,024 in flight, sequential" : "1,024 in flight, random", kSystem, bytes, measure(path).gb_s,
+        "GB/s", std::min(copied, link_in), describe(path));
+  };
+  if (only_sweeps) {
+    for (const std::uint32_t bytes : {32u << 10, 128u << 10, 512u << 10, 2u << 20}) {
+      for (const bool in_order : {true, false}) parallel(bytes, in_order);
+    }
+    measure_depths();
+    return failures == 0 ? 0 : 1;
+  }
   for (const std::uint32_t bytes : {32u << 10, 64u << 10, 256u << 10, 1u << 20, 2u << 20}) {
     if (only_digests) whole_path(bytes, IoOp::kRead, 4);
     whole_path(bytes, IoOp::kRead, 4, true);
@@ -474,17 +514,6 @@ int main(int argc, char** argv) {
   small_commands(4, kMedium, 2);
   small_commands(4, 64 << 20, 1);
   small_commands(4, 64 << 20, 2);
-  // ---- depth
-  for (const std::uint32_t bytes : {4u << 10, 64u << 10}) {
-    for (const std::uint32_t commands : {1u, 2u, 4u, 8u, 16u, 32u, 64u, 256u}) {
-      if (quick && commands != 1 && commands != 4 && commands != 16 && commands != 64) continue;
-      const Path path{bytes, 2, IoOp::kRead, 1, 1, commands, 1, kMostContexts, commands < 8 ? 1u : 2u, kMedium};
-      const PathResult result = measure(path, true);
-      char more[160];
-      std::snprintf(more, sizeof more, ", \"p50_us\": %.2f, \"p99_us\": %.2f, \"max_us\": %.2f",
-                    result.us[result.us.size() / 2], result.us[result.us.size() * 99 / 100], result.us.back());
-      row("depth sweep", kSystem, bytes, result.gb_s, "GB/s", 0, describe(path) + more);
-    }
-  }
+  measure_depths();
   return failures == 0 ? 0 : 1;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // On a GPU: the index against a std::unordered_map and against objects that follow from a number.
 //   tardis_gpu_gstore_check [millions of lookups, default 100] [random changes, default 1000000]
-// Under a sanitizer: 0 20000.
+//                           [how many times as long as usual who waits for another waits, default 1]
+// Under a sanitizer, which slows kernels down: 0 20000 1000.
 // Exit status 0: no wrong answer; 1: some, or a CUDA error; 77: no GPU here.
 #include <algorithm>
 #include <cstring>
@@ -26,6 +27,7 @@ struct KeyEqual {
 using Model = std::unordered_map<Key, tardis_gpu_index_entry, KeyHash, KeyEqual>;
 
 int failures = 0;  // of this program
+std::uint32_t patience = 1;
 
 void expect(bool good, const char* what, unsigned long long found = 0, unsigned long long expected = 0) {
   if (good) return;
@@ -126,6 +128,7 @@ void random_operations(std::uint32_t operations) {
   constexpr std::uint32_t kRoom = 4096, kUniverse = 60'000;
   constexpr std::uint16_t kSpace = 77;
   Table table(40'000);  // room for 50,000: some changes find both buckets full
+  table.index.patience = patience;
   Lane lane(kRoom);
   Model model;
   std::mt19937_64 random(1);
@@ -224,6 +227,7 @@ void random_operations(std::uint32_t operations) {
 void full_table() {
   constexpr std::uint32_t kKeys = 20'000;
   Table table(16 * kBucketBytes * 16, 0);
+  table.index.patience = patience;
   const std::uint32_t room = table.index.buckets * kEntriesPerBucket;
   Lane lane(kKeys);
   for (std::uint32_t i = 0; i < kKeys; ++i) {
@@ -335,6 +339,7 @@ void many_lookups(std::uint64_t millions) {
   constexpr std::uint64_t kEntries = 16 << 20;
   constexpr std::uint16_t kSpace = 3;
   Table table(kEntries);
+  table.index.patience = patience;
   load_table(table, kEntries, kSpace);
   auto keys = device_array<Key>(kBatch);
   auto answers = device_array<tardis_gpu_index_answer>(kBatch);
@@ -437,6 +442,7 @@ __global__ void remember(const tardis_gpu_index_answer* answers, std::uint32_t n
 void concurrent(std::uint64_t rounds) {
   constexpr std::uint32_t kChanges = kAll - kSteady, kLookups = 1 << 18, kCtas = 264;
   Table table(kAll);
+  table.index.patience = patience;
   auto changes = device_array<tardis_gpu_index_entry>(kAll);
   auto keys = device_array<Key>(kLookups);
   auto answers = device_array<tardis_gpu_index_answer>(kLookups);
@@ -507,6 +513,7 @@ void concurrent(std::uint64_t rounds) {
 void replays(std::uint32_t replays) {
   constexpr std::uint32_t kRoom = 2048;
   Table table(kRoom * 4);
+  table.index.patience = patience;
   Lane lane(kRoom);
   auto change_ticket = device_array<tardis_gpu_ticket>(1);
   auto change_count = mapped_array<std::uint32_t>(1);
@@ -559,6 +566,7 @@ void replays(std::uint32_t replays) {
 int main(int argc, char** argv) {
   using namespace tardis::gstore::testing;
   if (!has_gpu()) return kSkipped;
+  if (argc > 3) patience = static_cast<std::uint32_t>(std::strtoul(argv[3], nullptr, 10));
   full_table();
   const std::uint64_t millions = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100;
   const auto changes = static_cast<std::uint32_t>(argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 1'000'000);
