@@ -198,8 +198,10 @@ def rate(torch: Any, run: Callable[[], None], size: int) -> float:
     return statistics.median(rates[1:])
 
 
-def measure(torch: Any, found: dict[str, dict[str, Mover]], quick: bool, report: Report) -> int:
-    """All rows; the number of wrong words."""
+def measure(
+    torch: Any, found: dict[str, dict[str, Mover]], quick: bool, report: Report, note: Callable[[str], None]
+) -> int:
+    """All rows; the number of wrong words. `note` gets why a system has no row."""
     host, gpu = Side(torch, on_gpu=False), Side(torch, on_gpu=True)
     wrong = 0
     for way in ("in", "out"):
@@ -213,7 +215,11 @@ def measure(torch: Any, found: dict[str, dict[str, Mover]], quick: bool, report:
             calls = [Call(torch, size, source, target) for _ in range(count)]
             for name, ways in found.items():
                 move = ways[way]
-                bad = check(torch, move, calls[0], source, target)
+                try:
+                    bad = check(torch, move, calls[0], source, target)
+                except RuntimeError as error:
+                    note(f"{name}, {way}, {size}: {error}")
+                    continue
                 wrong += bad
 
                 def run(move: Mover = move, calls: list[Call] = calls, s: Side = source, t: Side = target) -> None:
@@ -253,7 +259,7 @@ def main() -> int:
         missing.append(text)
 
     found = transfers(torch, arguments, note)
-    wrong = measure(torch, found, arguments.quick, report)
+    wrong = measure(torch, found, arguments.quick, report, note)
     print(f"{wrong} wrong words")
     report.note(wrong_words=wrong)
     return 1 if wrong else 0
