@@ -66,7 +66,7 @@ def draw(rows: list[dict[str, Any]], file: pathlib.Path) -> None:
             times.plot(depths, [row[name] for _, row in points], marker="o", label=f"{size >> 10} KiB, {name[:3]}")
     for axis, text in ((rates, "GB/s"), (times, "microseconds, submission to landed")):
         axis.set_xscale("log", base=2)
-        axis.set_xlabel("commands in flight (one queue pair, one controller thread)")
+        axis.set_xlabel("commands in flight (one controller thread)")
         axis.set_ylabel(text)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)

@@ -121,6 +121,13 @@ TEST(GstoreIndex, AReaderWaitsForTheEndOfAReplacement) {
   EXPECT_EQ(ask().first, Found::kMiss);
 }
 
+TEST(GstoreIndex, PatienceIsStretchedOnlyWhereItIsAskedFor) {
+  tardis_gpu_index index{};
+  EXPECT_EQ(patience_of(index, Deadline::kReaderPatience), Deadline::kReaderPatience);
+  index.patience = 1000;
+  EXPECT_EQ(patience_of(index, Deadline::kReaderPatience), 1000 * Deadline::kReaderPatience);
+}
+
 TEST(GstoreIndex, RandomChangesAgreeWithAMap) {
   constexpr std::uint16_t kSpace = 9;
   HostIndex index(buckets_for(1500));
