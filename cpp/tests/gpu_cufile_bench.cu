@@ -120,7 +120,7 @@ class Bench {
  public:
   Bench(CuFile& cufile, const std::string& name, std::uint64_t bytes, int passes)
       : cufile_(cufile),
-        file_(name, O_RDONLY),
+        file_(name, O_RDWR),
         pool_(Where::kDevice, bytes),
         host_(Where::kMapped, std::size_t{kThreads} * kMostRecord),
         bytes_(bytes),

@@ -398,7 +398,7 @@ class CopyLimits {
 };
 
 // Times of single commands by how many are in flight: one controller thread, one queue pair, or more where so many do
-// not fit in one.
+// not fit in one, on a CTA of its own each: there is not the shared memory for two.
 void measure_depths() {
   constexpr std::uint32_t kMostOfQueue = 512;
   constexpr std::uint64_t kMedium = std::uint64_t{2} << 30;
@@ -406,7 +406,8 @@ void measure_depths() {
     for (const std::uint32_t depth : {1u, 2u, 4u, 8u, 16u, 32u, 64u, 128u, 256u, 512u, 1024u, 2048u}) {
       if (quick && depth != 1 && depth != 4 && depth != 16 && depth != 64) continue;
       const std::uint32_t queues = (depth - 1) / kMostOfQueue + 1;
-      const Path path{bytes, 2, IoOp::kRead, queues, 1, depth / queues, 1, kMostContexts, depth < 8 ? 1u : 2u, kMedium};
+      const Path path{bytes,  2, IoOp::kRead, queues, 1, depth / queues, queues, kMostContexts, depth < 8 ? 1u : 2u,
+                      kMedium};
       const PathResult result = measure(path, true);
       char more[200];
       std::snprintf(

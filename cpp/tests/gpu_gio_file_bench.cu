@@ -11,7 +11,7 @@ using namespace tardis;
 using namespace tardis::gio;
 using namespace tardis::gio::testing;
 
-constexpr std::uint64_t kSeed = 9, kDeadline = 20'000'000'000;
+constexpr std::uint64_t kSeed = 9, kDeadline = 15'000'000'000;
 constexpr std::uint32_t kQueues = 4, kCommands = 64;
 
 __global__ void compare_landed(const IoContext* contexts, const std::uint32_t* count, std::uint64_t seed,
