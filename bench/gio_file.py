@@ -6,7 +6,7 @@ before it is measured, after what was there was poisoned.
 
 gio ring ...     `tardis_gpu_gio_file_bench`: the GPU submits, the software controller reads the file (io_uring,
                  O_DIRECT), SMs land; 256 commands in flight on 4 queue pairs. The limit is fio on the same file in the
-                 same run: random reads, io_uring, O_DIRECT, 256 in flight, into memory of the host
+                 same run: random reads by 4 jobs, io_uring, O_DIRECT, 256 in flight, into memory of the host
 cuFileRead, ...  `tardis_gpu_cufile_bench`: cuFile, by 16 threads and in batches. `cufile_mode` says whether the kernel
                  module took part; without it, cuFile is in its compatibility mode: it reads into host memory and
                  copies. The limit is what 16 threads read with pread into host memory, which does not reach HBM
@@ -31,7 +31,7 @@ from common import Report, add_common_arguments, is_memory, machine_facts
 RING, CUFILE = "tardis_gpu_gio_file_bench", "tardis_gpu_cufile_bench"
 RING_SYSTEM = "gio ring, software controller over a file"
 SIZES = (64 << 10, 256 << 10, 1 << 20)  # of the ring's records
-DEPTH = 256
+JOBS, DEPTH = 4, 64  # of fio; the ring has as many queue pairs and commands
 SKIPPED = 77
 TIMEOUT_S = 300
 
@@ -56,7 +56,10 @@ def fio_rate(fio: str, file: pathlib.Path, size: int, total: int, direct: bool) 
         f"--filename={file}",
         "--rw=randread",
         f"--bs={size}",
-        f"--size={total}",
+        f"--size={total // JOBS}",
+        f"--offset_increment={total // JOBS}",
+        f"--numjobs={JOBS}",
+        "--group_reporting",
         "--ioengine=io_uring",
         f"--iodepth={DEPTH}",
         f"--direct={int(direct)}",
