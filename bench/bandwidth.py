@@ -11,7 +11,7 @@ cudaMemcpyAsync       one call a page
 cudaMemcpyBatchAsync  one call for the 1,024
 
 "pages" are calls back to back (256 MB and more), "pages, one call" single ones, start of the kernel included. Medians
-of seven. No drive takes part. SGLang's own transfer kernels are not measured; the result says whether they are there.
+of seven. No drive takes part. SGLang's own transfer kernels are in sglang_transfer.py.
 """
 
 from __future__ import annotations
@@ -58,15 +58,6 @@ def add_row(report: Report, row: dict[str, Any]) -> None:
         return
     case = f"{row['case']} {row['way']}, {row['order']}"
     report.add(case, system_of(row), row["size"], row["value"], "GB/s", row["limit"] or None)
-
-
-def sgl_kernel_note() -> str:
-    """Whether SGLang's own kernels can be measured here."""
-    try:
-        import sgl_kernel  # noqa: F401
-    except ImportError as error:
-        return f"not measured: sgl_kernel is not installed here ({error})"
-    return "installed, but not measured by this script"
 
 
 def verdict(report: Report) -> list[str]:
@@ -157,7 +148,7 @@ def main() -> int:
         print("\n".join(draw(content, arguments.plots)))
         return 0
     program = required_program(parser, arguments.program, NAME)
-    report = Report(arguments.json, machine_facts(), sgl_kernel=sgl_kernel_note())
+    report = Report(arguments.json, machine_facts())
     options = ["--pool", str(arguments.pool)]
     options += ["--quick"] if arguments.quick else []
     options += ["--movers"] if arguments.movers else []

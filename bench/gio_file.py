@@ -7,9 +7,9 @@ before it is measured, after what was there was poisoned.
 gio ring ...     `tardis_gpu_gio_file_bench`: the GPU submits, the software controller reads the file (io_uring,
                  O_DIRECT), SMs land; 256 commands in flight on 4 queue pairs. The limit is fio on the same file in the
                  same run: random reads by 4 jobs, io_uring, O_DIRECT, 256 in flight, into memory of the host
-cuFileRead, ...  `tardis_gpu_cufile_bench`: cuFile, by 16 threads and in batches. `cufile_mode` says whether the kernel
-                 module took part; without it, cuFile is in its compatibility mode: it reads into host memory and
-                 copies. The limit is what 16 threads read with pread into host memory, which does not reach HBM
+cuFileRead, ...  `tardis_gpu_cufile_bench`: cuFile, by 16 threads, and in batches by one. `cufile_mode` says whether
+                 the kernel module took part; without it, cuFile is in its compatibility mode: it reads into host memory
+                 and copies. The limit is what 16 threads read with pread into host memory, which does not reach HBM
 
 Medians. On tmpfs there is no drive, and no O_DIRECT on older kernels; `medium` and `direct` say so.
 """
@@ -81,30 +81,48 @@ def add(report: Report, row: dict[str, Any], limit: float | None, **more: Any) -
     report.add(row["case"], row["system"], row["size"], row["value"], row["unit"], limit, **more)
 
 
-def measure_rings(report: Report, program: pathlib.Path, fio: str | None, file: pathlib.Path, mib: int, n: int) -> int:
-    """Rings and fio on one file: fio before and after."""
-    rows: list[dict[str, Any]] = []
+def measure_rings(
+    report: Report, program: pathlib.Path, fio: str | None, file: pathlib.Path, mib: int, passes: int, rounds: int
+) -> int:
+    """Rings and fio on one file, in turn, each first in every second round."""
+    rings: dict[int, list[dict[str, Any]]] = {size: [] for size in SIZES}
     peers: dict[int, list[float]] = {size: [] for size in SIZES}
-    status = lines([str(program), str(file), str(mib), str(n)], rows, [])
-    if fio is not None and rows:
+
+    def run_ring() -> int:
+        rows: list[dict[str, Any]] = []
+        status = lines([str(program), str(file), str(mib), str(passes)], rows, [])
+        for row in rows:
+            rings[row["size"]].append(row)
+        return status
+
+    def run_fio() -> None:
+        direct = rings[SIZES[0]][0]["direct"]
         try:
-            for size in SIZES * max(1, n):
-                peers[size].append(fio_rate(fio, file, size, mib << 20, rows[0]["direct"]))
+            for size in SIZES if fio is not None else ():
+                peers[size].append(fio_rate(fio, file, size, mib << 20, direct))
         except RuntimeError as error:
             print(error)
             report.note(fio=str(error))
-        more: list[dict[str, Any]] = []
-        status = status or lines([str(program), str(file), str(mib), str(n)], more, [])
-        for row, again in zip(rows, more, strict=False):  # before and after fio
-            row["samples"] = [row["value"], again["value"]]
-            row["value"] = statistics.mean(row["samples"])
-            row["wrong_words"] += again["wrong_words"]
-    for row in rows:
-        found = peers[row["size"]]
-        limit = statistics.median(found) if found else None
+
+    status = run_ring()  # makes the file; its rates do not count
+    if any(not found for found in rings.values()):
+        return status
+    for index in range(rounds):
+        if index % 2:
+            status = run_ring() or status
+            run_fio()
+        else:
+            run_fio()
+            status = run_ring() or status
+    for size, rows in rings.items():
+        samples = [row["value"] for row in rows[1:]]
+        limit = statistics.median(peers[size]) if peers[size] else None
         if limit is not None:
-            report.add("file, random read", "fio", row["size"], limit, "GB/s", samples=[round(x, 3) for x in found])
-        add(report, row, limit)
+            report.add("file, random read", "fio", size, limit, "GB/s", samples=[round(x, 3) for x in peers[size]])
+        if samples:
+            wrong = sum(row["wrong_words"] for row in rows)
+            row = rows[0] | {"value": statistics.median(samples), "wrong_words": wrong}
+            add(report, row, limit, samples=samples)
     return status
 
 
@@ -131,7 +149,8 @@ def main() -> int:
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="an existing folder on the file system")
     parser.add_argument("--label", help="what the result says for the folder (default: the folder itself)")
     parser.add_argument("--mib", type=int, help="size of the file (default 1024, with --quick 128)")
-    parser.add_argument("--passes", type=int, help="over the file, of each (default 3, with --quick 1)")
+    parser.add_argument("--passes", type=int, help="over the file, of a program (default 3, with --quick 1)")
+    parser.add_argument("--rounds", type=int, default=3, help="of rings and fio in turn (default 3)")
     arguments = parser.parse_args()
     if not arguments.folder.is_dir():
         parser.error(f"--folder: {arguments.folder} is not an existing folder")
@@ -149,6 +168,7 @@ def main() -> int:
         medium="tmpfs (memory, no drive)" if memory else "drive",
         file_mib=mib,
         passes=passes,
+        rounds=arguments.rounds,
     )
     if fio is None:
         report.note(fio="not installed: rings have no limit")
@@ -159,8 +179,8 @@ def main() -> int:
     file = arguments.folder / f"gio-file-bench.{os.getpid()}"
     try:
         statuses = [
-            measure_rings(report, programs[0].absolute(), fio, file, mib, passes),
-            measure_cufile(report, programs[1].absolute(), file, mib, passes),
+            measure_rings(report, programs[0].absolute(), fio, file, mib, passes, arguments.rounds),
+            measure_cufile(report, programs[1].absolute(), file, mib, max(passes, arguments.rounds)),
         ]
     finally:
         file.unlink(missing_ok=True)

@@ -4,7 +4,7 @@
 python bench/gio_plots.py --out FOLDER
 
 bandwidth_by_object.png  host to HBM at random by object size, as the paper's figure 1a: movers, copy calls, SGLang's
-                         kernels, the whole path; dashed: from files on tmpfs (rings, cuFile, LMCache)
+                         kernels, the whole path; dashed: from files on tmpfs (rings, LMCache)
 parallel_requests.png    1,024 requests in flight, in order and at random, as the paper's figure 3: movers and rings
 depth_sweep.png          rates and times of single commands by how many are in flight
 file_reads.png           scattered records of a file into HBM beside fio and preads, on a drive and on tmpfs
@@ -41,15 +41,19 @@ MEMORY_LINES: tuple[Line, ...] = (
 
 
 def file_lines(where: str) -> tuple[Line, ...]:
-    """Systems that read a file: `where` is disk or tmpfs."""
+    """Systems that read a file: `where` is disk or tmpfs. cuFile takes no files on tmpfs."""
     case, file = "file, random read", f"h200_gio_file_{where}"
-    return (
+    lines = (
         (file, case, FILE_RING, f"ring over a file, {where}"),
         (file, case, "fio", f"fio, to host memory, {where}"),
+        (f"h200_lmcache_{where}", case, "LMCache local disk", f"LMCache local disk, {where}"),
+    )
+    if where == "tmpfs":
+        return lines
+    return (
+        *lines,
         (file, case, "pread, 16 threads, to host memory only", f"pread, to host memory, {where}"),
         (file, case, "cuFileRead, 16 threads", f"cuFileRead (compatibility), {where}"),
-        (file, case, "cuFileBatchIO, 16 threads, 64 a batch", f"cuFileBatchIO (compatibility), {where}"),
-        (f"h200_lmcache_{where}", case, "LMCache local disk", f"LMCache local disk, {where}"),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.metadata
 import importlib.util
 import pathlib
 import shutil
@@ -119,7 +120,9 @@ def main() -> int:
         print("skipped: no CUDA device")
         return SKIPPED
     medium = "tmpfs (memory, no drive)" if is_memory(arguments.folder) else "drive"
-    report = Report(arguments.json, machine_facts(arguments.folder), medium=medium)
+    report = Report(
+        arguments.json, machine_facts(arguments.folder), medium=medium, lmcache=importlib.metadata.version("lmcache")
+    )
     if arguments.label:
         report.machine["file_systems"] = {arguments.label: report.machine["file_systems"][str(arguments.folder)]}
         report.command = report.command.replace(str(arguments.folder), arguments.label)

@@ -48,7 +48,7 @@ def test_fio_is_the_limit_of_rings(tmp_path, monkeypatch):
     ring = program(tmp_path, "ring", [line(gio_file.RING_SYSTEM, size, 1.5) for size in gio_file.SIZES])
     monkeypatch.setattr(gio_file, "fio_rate", lambda *_: 2.0)
     report = Report(None, {})
-    assert gio_file.measure_rings(report, ring, "fio", tmp_path / "file", 1, 2) == 0
+    assert gio_file.measure_rings(report, ring, "fio", tmp_path / "file", 1, 1, 2) == 0
     for size in gio_file.SIZES:
         row = report.rows["file, random read", gio_file.RING_SYSTEM, str(size)]
         assert (row["value"], row["limit"], row["ratio"], row["samples"]) == (1.5, 2.0, 0.75, [1.5, 1.5])
