@@ -8,21 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "capi/gio_session.h"
 #include "capi/guarded.h"
 #include "gio/iocb.h"
 #include "gio/session.h"
 
-struct tardis_gio_session {
-  std::unique_ptr<tardis::gio::Session> session;
-  std::vector<std::uint64_t> prp;
-  std::vector<tardis::nvme::SglDescriptor> sgl;
-};
-
-namespace {
-
-using namespace tardis;
-using capi::copy_text;
-using capi::guarded;
+namespace tardis::capi {
 
 Result<gio::SessionOptions> session_options(const tardis_gio_options& o) {
   if ((o.block_bytes != 512 && o.block_bytes != 4096) || o.bytes == 0 || o.bytes % 4096 != 0) {
@@ -50,10 +41,14 @@ Result<gio::SessionOptions> session_options(const tardis_gio_options& o) {
   return options;
 }
 
-void read_tables(tardis_gio_session& session) {
-  session.prp = session.session->prp_table();
-  session.sgl = session.session->sgl_table();
-}
+}  // namespace tardis::capi
+
+namespace {
+
+using namespace tardis;
+using capi::copy_text;
+using capi::guarded;
+using capi::session_options;
 
 }  // namespace
 
@@ -81,7 +76,7 @@ tardis_code tardis_gio_open(const tardis_gio_options* options, void* memory, tar
     auto opened = gio::Session::open(*converted, memory);
     if (!opened) return opened.error();
     made->session = std::move(*opened);
-    read_tables(*made);
+    made->read_tables();
     *session = made.release();
     return {};
   });
@@ -121,7 +116,7 @@ tardis_code tardis_gio_queues(tardis_gio_session* session, void* state, void* us
 tardis_code tardis_gio_renew(tardis_gio_session* session, char** error) {
   return guarded(error, [&]() -> Status {
     if (auto renewed = session->session->renew(); !renewed) return renewed;
-    read_tables(*session);
+    session->read_tables();
     return {};
   });
 }

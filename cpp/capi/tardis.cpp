@@ -12,15 +12,12 @@
 #include "base/json.h"
 #include "block/path_report_json.h"
 #include "capi/guarded.h"
+#include "capi/store_handle.h"
 #include "store/digest.h"
 #include "store/list.h"
 #include "store/live_verify.h"
 #include "store/store.h"
 #include "store/tools.h"
-
-struct tardis_store {
-  std::unique_ptr<tardis::Store> store;
-};
 
 namespace {
 

@@ -11,6 +11,7 @@
 #include "nvme/nvme_namespace.h"
 #include "nvme/soft/controller.h"
 #include "nvme/soft/file_medium.h"
+#include "nvme/soft/store_medium.h"
 
 namespace tardis::gio {
 namespace {
@@ -97,6 +98,7 @@ class SoftSession final : public Session {
 
  private:
   Status make_medium() {
+    if (options_.store != nullptr) return use_store();
     if (options_.file.empty()) {
       auto made = nvme::MemoryMedium::create(options_.bytes);
       if (!made) return made.error();
@@ -114,6 +116,22 @@ class SoftSession final : public Session {
     if (auto sized = device_->preallocate(*opened, options_.bytes); !sized) return sized;
     auto made = nvme::FileMedium::create(*device_, {{*opened, options_.bytes}});
     if (!made) return made.error();
+    medium_ = std::shared_ptr<nvme::Medium>(std::move(*made));
+    return {};
+  }
+
+  Status use_store() {
+    if (!options_.file.empty()) {
+      return Error{Code::kInvalidArgument, "gio session: expected a file or a store, found both; leave `file` empty"};
+    }
+    auto made = nvme::StoreMedium::create(*options_.store);
+    if (!made) return made.error();
+    if ((*made)->granularity() > std::uint64_t{1} << options_.block_shift) {
+      return Error{Code::kInvalidArgument, "gio session over a store: expected blocks of at least " +
+                                               std::to_string((*made)->granularity()) +
+                                               " bytes, which the store's files ask for, found " +
+                                               std::to_string(1u << options_.block_shift) + "; raise block_bytes"};
+    }
     medium_ = std::shared_ptr<nvme::Medium>(std::move(*made));
     return {};
   }

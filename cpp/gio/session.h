@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queue pairs for a GPU without a drive: a software controller over memory or a file, its driver, and a grant, all in
+// Queue pairs for a GPU without a drive: a software controller over memory, a file or an open store, its driver, and a grant, all in
 // one piece of memory that the caller has pinned. For host code that knows of none of these (C++17).
 #pragma once
 
@@ -13,11 +13,16 @@
 #include "gio/granted_queue.h"
 #include "nvme/soft/faults.h"
 
+namespace tardis {
+class Store;
+}
+
 namespace tardis::gio {
 
 struct SessionOptions {
   std::uint64_t bytes = 64 << 20;  // of the namespace
   std::string file;                // where it is kept, made if there is none; empty: memory, zeroed
+  Store* store = nullptr;          // instead of bytes and file: its data files, to be read; outlives the session
   std::uint32_t block_shift = 12;  // 9 or 12
   std::uint32_t controller_threads = 1;
   std::vector<int> cpus;                                                          // of those threads; empty: anywhere

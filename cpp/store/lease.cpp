@@ -18,7 +18,7 @@ class Lease::Held {
   struct Object {
     GlobalSlot slot;
     std::uint32_t pin;
-    std::uint64_t address, root;
+    std::uint64_t address, root, generation, digests;
   };
   Held(Store& store, const ObjectGeometry& of) : call(store), geometry(of), index(store.index_) {}
   ~Held() {
@@ -42,6 +42,8 @@ Lease::~Lease() = default;
 std::size_t Lease::size() const { return held_ == nullptr ? 0 : held_->objects.size(); }
 const ObjectGeometry& Lease::geometry() const { return held_->geometry; }
 std::uint64_t Lease::root_digest(std::size_t object) const { return held_->objects[object].root; }
+std::uint64_t Lease::generation(std::size_t object) const { return held_->objects[object].generation; }
+std::uint64_t Lease::digest_address(std::size_t object) const { return held_->objects[object].digests; }
 
 std::vector<Extent> Lease::extents(std::size_t object, std::uint64_t first, std::uint64_t bytes) const {
   if (object >= size()) return {};
@@ -76,7 +78,8 @@ Result<Lease> Store::acquire(NamespaceId space, const Hash256* hashes, std::size
       index_.end_lease(pin, entry->slot);
       break;
     }
-    held->objects.push_back({entry->slot, pin, addresses.of(name, offset), entry->root});
+    held->objects.push_back({entry->slot, pin, addresses.of(name, offset), entry->root,
+                             entry->stamp.generation(), digests_of(entry->slot, entry->root).address});
   }
   if (held->objects.empty() && failure) return *failure;
   const std::uint64_t used = index_.tick(held->objects.size());

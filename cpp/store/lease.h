@@ -51,6 +51,8 @@ class Lease {
   // A layer is bytes [part * part_stride, part * part_stride + part_bytes) of an object.
   const ObjectGeometry& geometry() const;
   std::uint64_t root_digest(std::size_t object) const;
+  std::uint64_t generation(std::size_t object) const;
+  std::uint64_t digest_address(std::size_t object) const;  // of its chunk digests, geometry().chunks() of them
   // Where bytes [first, first + bytes) of its stored_bytes() are, in their order. Empty: it has no such bytes.
   std::vector<Extent> extents(std::size_t object, std::uint64_t first, std::uint64_t bytes) const;
 

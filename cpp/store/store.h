@@ -40,6 +40,7 @@
 #include "block/striped_device.h"
 #include "store/checkpoint.h"
 #include "store/folder.h"
+#include "store/follow.h"
 #include "store/format.h"
 #include "store/index.h"
 #include "store/lease.h"
@@ -98,6 +99,15 @@ class Store {
   SegmentAddresses segment_addresses() const;
   // As BlockDevice::run(). Of what is not under a lease the bytes may change meanwhile.
   void read_addresses(std::span<AddressRead> reads, const std::function<void(AddressRead&)>& on_complete);
+  // follow.cpp: for who keeps a copy of the index.
+  // Tells of every slot in which something changed since `seen` was here last. Takes no lock and does no I/O; what
+  // changes meanwhile is told now or the next time.
+  Status changes(SeenSlots& seen, const std::function<void(const SlotChange&)>& visit);
+  // Chunk digests of objects of a namespace, [object][part][chunk], read where they lie. proven[i]: they fit the root,
+  // and so prove the object's bytes; where not, they are not there any more, or were damaged.
+  Status read_digests(NamespaceId space, std::span<const DigestSource> objects, std::uint64_t* digests,
+                      std::uint8_t* proven);
+  Result<ObjectGeometry> object_geometry(NamespaceId space) const;
   IoGeometry read_geometry() const { return read_geometry_; }
   std::uint64_t capacity_bytes() const { return folder_.superblock().capacity_bytes; }
 
@@ -306,6 +316,9 @@ class Store {
   void limit_cached_tables();
   // repair.cpp
   Result<std::uint64_t> repair_headers_of(Segment& segment);
+  // follow.cpp
+  DigestSource digests_of(GlobalSlot slot, std::uint64_t root) const;
+  std::optional<LiveObject> live_object(GlobalSlot slot) const;
   // erase.cpp
   Result<bool> erase_in(Segment& segment, const Selection& selection, std::uint64_t& pages);
 
