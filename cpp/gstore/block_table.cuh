@@ -76,6 +76,14 @@ __device__ __forceinline__ void give_number(const tardis_gpu_pool& pool, std::ui
   atomicAdd(pool.control + kFree, 1);
 }
 
+// A number that the caller names.
+__device__ __forceinline__ bool take_number(const tardis_gpu_pool& pool, std::uint32_t number) {
+  if (number >= pool.size || reserve(pool, 1) == 0) return false;
+  if ((atomicOr(pool.bits + number / 32, 1u << number % 32) & 1u << number % 32) == 0) return true;
+  atomicAdd(pool.control + kFree, 1);
+  return false;
+}
+
 // All lanes of a warp; those that want a number get one, or all ones. `found`: 32 words of this warp's shared memory.
 __device__ __forceinline__ std::uint32_t take_numbers(const tardis_gpu_pool& pool, bool wants, std::uint32_t* found) {
   const std::uint32_t self = threadIdx.x % kLanes;

@@ -76,6 +76,13 @@ TARDIS_GPU_API int tardis_gpu_blocks_adopt(const tardis_gpu_blocks* blocks, cons
                                            uint8_t* statuses, tardis_gpu_ticket* ticket, tardis_gpu_report* report,
                                            void* cuda_stream);
 
+/* File blocks that hold what rows in memory hold by now: file_blocks[i] is where handles[i] goes, when it goes back to
+ * files. THERE: it has one already. */
+TARDIS_GPU_API int tardis_gpu_blocks_attach(const tardis_gpu_blocks* blocks, const uint64_t* handles,
+                                            const uint32_t* file_blocks, const uint32_t* count, uint32_t max_count,
+                                            uint8_t* statuses, tardis_gpu_ticket* ticket, tardis_gpu_report* report,
+                                            void* cuda_stream);
+
 /* Ref and Count each one more, or Ref one less (`use`: tardis_gpu_use). ids[i], if not NULL: where the row is; it stays
  * there until the last reference is given back. */
 TARDIS_GPU_API int tardis_gpu_blocks_use(const tardis_gpu_blocks* blocks, uint32_t use, const uint64_t* handles,

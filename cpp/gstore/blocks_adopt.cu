@@ -7,14 +7,6 @@
 namespace tardis::gstore {
 namespace {
 
-// A number that the caller names.
-__device__ bool take_number(const tardis_gpu_pool& pool, std::uint32_t number) {
-  if (number >= pool.size || reserve(pool, 1) == 0) return false;
-  if ((atomicOr(pool.bits + number / 32, 1u << number % 32) & 1u << number % 32) == 0) return true;
-  atomicAdd(pool.control + kFree, 1);
-  return false;
-}
-
 __global__ void __launch_bounds__(kThreads)
     blocks_adopt(const tardis_gpu_blocks blocks, const std::uint32_t* file_blocks, const std::uint32_t* count,
                  std::uint32_t max_count, std::uint64_t* handles, std::uint8_t* statuses, tardis_gpu_ticket* ticket,

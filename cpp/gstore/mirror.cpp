@@ -2,6 +2,7 @@
 #include "gstore/mirror.h"
 
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -86,16 +87,46 @@ tardis::Status Mirror::scan(MirrorBatch& batch) {
     }
     rows_[block].entry = change_of(found[i].entry, TARDIS_GPU_INDEX_PUT);
     blocks_[found[i].entry.slot] = block;
-    batch.adopts.push_back(block);
-    batch.puts.push_back(rows_[block].entry);
+    const auto expected = expected_.find(found[i].entry.key);
+    if (expected != expected_.end()) {
+      batch.attach_blocks.push_back(block);
+      batch.attach_handles.push_back(expected->second.handle);
+      expected_.erase(expected);
+    } else {
+      batch.adopts.push_back(block);
+    }
     ++counters_.told;
     ++counters_.objects;
+  }
+  for (auto item = expected_.begin(); item != expected_.end();) {
+    item = ++item->second.scans > kMostScans ? expected_.erase(item) : std::next(item);
   }
   return {};
 }
 
+void Mirror::expect(const tardis_gpu_index_entry& key, std::uint64_t handle) {
+  Hash256 hash;
+  std::memcpy(hash.data(), key.key, sizeof hash);
+  expected_[hash] = {handle};
+}
+
+void Mirror::add(std::uint32_t block, std::uint64_t handle, MirrorBatch& batch) {
+  rows_[block].handle = handle;
+  batch.puts.push_back(rows_[block].entry);
+  batch.puts.back().location = handle;
+}
+
+void Mirror::attached(MirrorBatch& batch, const std::uint8_t* statuses) {
+  for (std::size_t i = 0; i < batch.attach_blocks.size(); ++i) {
+    if (statuses[i] == TARDIS_GPU_BLOCKS_OK) {
+      add(batch.attach_blocks[i], batch.attach_handles[i], batch);
+    } else {
+      batch.adopts.push_back(batch.attach_blocks[i]);  // the row has left memory, or is of another object
+    }
+  }
+}
+
 void Mirror::adopted(MirrorBatch& batch, const std::uint64_t* handles) {
-  std::vector<tardis_gpu_index_entry> puts;
   for (std::size_t i = 0; i < batch.adopts.size(); ++i) {
     const std::uint32_t block = batch.adopts[i];
     if (handles[i] == ~std::uint64_t{0}) {
@@ -106,11 +137,8 @@ void Mirror::adopted(MirrorBatch& batch, const std::uint64_t* handles) {
       --counters_.objects;
       continue;
     }
-    rows_[block].handle = handles[i];
-    puts.push_back(batch.puts[i]);
-    puts.back().location = handles[i];
+    add(block, handles[i], batch);
   }
-  batch.puts = std::move(puts);
 }
 
 void Mirror::left(const MirrorBatch& batch, const std::uint8_t* statuses) {

@@ -38,8 +38,12 @@ class Mirror {
   // What changed since the last call; everything there is in the first. Takes no lock of the store. Batches are applied
   // one after the other.
   tardis::Status scan(MirrorBatch& batch);
-  // handles[i]: of batch.adopts[i], all ones where the table had no room. Sets the locations of batch.puts, and leaves
-  // out those that have none.
+  // That a row in memory holds an object which the store is about to get: when it has it, that row's file block is the
+  // object's, and no second row is made. Forgotten where the store does not get it, after some scans.
+  void expect(const tardis_gpu_index_entry& key, std::uint64_t handle);
+  // statuses[i]: of batch.attach_blocks[i] (tardis_gpu_blocks_status).
+  void attached(MirrorBatch& batch, const std::uint8_t* statuses);
+  // handles[i]: of batch.adopts[i], all ones where the table had no room. Then batch.puts is complete.
   void adopted(MirrorBatch& batch, const std::uint64_t* handles);
   // statuses[i]: of batch.leaves[i] (tardis_gpu_blocks_status). Rows that are in use are tried again with the next
   // batch; the others' file blocks are free.
@@ -59,8 +63,18 @@ class Mirror {
     std::uint32_t block;
   };
 
+  struct Expected {
+    std::uint64_t handle;
+    std::uint32_t scans = 0;  // it has waited for
+  };
+  struct Hash {
+    std::size_t operator()(const Hash256& hash) const { return static_cast<std::size_t>(short_key(hash)); }
+  };
+  static constexpr std::uint32_t kMostScans = 1000;
+
   Mirror(Store& store, const MirrorOptions& options, const ObjectGeometry& geometry);
   void drop(GlobalSlot slot, MirrorBatch& batch);
+  void add(std::uint32_t block, std::uint64_t handle, MirrorBatch& batch);
 
   Store* store_;
   MirrorOptions options_;
@@ -69,6 +83,7 @@ class Mirror {
   std::unordered_map<GlobalSlot, std::uint32_t> blocks_;  // of mirrored slots
   std::vector<Row> rows_;                                 // by file block
   std::vector<std::uint32_t> free_;
+  std::unordered_map<Hash256, Expected, Hash> expected_;
   std::vector<Leaving> leaving_;  // as told in the last batch, and those to be tried again
   MirrorCounters counters_;
 };

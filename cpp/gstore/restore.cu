@@ -121,7 +121,7 @@ bool usable(const tardis_gpu_restore* restore) {
   const tardis_gpu_restore_places& places = restore->places;
   return places.key_layers != nullptr && (places.value_layers != nullptr) == (restore->shape.sides == 2) &&
          places.page_blocks != nullptr && (places.digests != nullptr) == (restore->shape.layer_digests != 0) &&
-         places.layer_stride % (std::uint64_t{1} << restore->shape.block_shift) == 0 && places.space <= 0xFFFF;
+         places.names != nullptr && places.layer_stride % (std::uint64_t{1} << restore->shape.block_shift) == 0 && places.space <= 0xFFFF;
 }
 
 }  // namespace
@@ -342,6 +342,10 @@ int tardis_gpu_restore_to_files(const tardis_gpu_restore* restore, uint32_t tier
       .then([&] {
         return tardis_gpu_blocks_free(&r.blocks, w.drop, &w.counts->lost, r.most, nullptr, w.tickets + kEndTicket,
                                       nullptr, r.stream);
+      })
+      .then([&] {
+        return tardis_gpu_index_apply(&restore->places.index, w.entries, &w.counts->lost, r.most, nullptr,
+                                      w.tickets + kApplyTicket, nullptr, 0, r.stream);
       })
       .error();
 }

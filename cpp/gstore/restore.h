@@ -39,7 +39,8 @@ typedef struct tardis_gpu_restore_places {
   uint64_t layer_stride;        /* of an object in pinned memory and on the drive; bytes [layer][K,V] */
   const uint64_t* page_blocks;  /* first block on the drive of each file block */
   const uint64_t* digests;      /* of each file block [layer][digest]; NULL if layer_digests is 0 */
-  uint32_t space;               /* namespace of the keys */
+  tardis_gpu_index_entry* names; /* device memory, one for each row: what pages are called that no file has */
+  uint32_t space;                /* namespace of the keys */
   uint32_t reserved;
 } tardis_gpu_restore_places;
 
@@ -112,7 +113,7 @@ TARDIS_GPU_API int tardis_gpu_restore_copy_new(const tardis_gpu_restore* restore
 
 /* Moves the *want (at most max_pages) least valuable pages without a reference from HBM to pinned memory, as far as
  * there is room, or (to_files) out of HBM or pinned memory: to their file block, or, where they have none, out of the
- * table. `scratch` and `bonus` as for tardis_gpu_blocks_candidates. */
+ * table and the index. `scratch` and `bonus` as for tardis_gpu_blocks_candidates. */
 TARDIS_GPU_API int tardis_gpu_restore_to_dram(const tardis_gpu_restore* restore, const uint32_t* want, uint32_t bonus,
                                               void* scratch, uint32_t mover_ctas, void* cuda_stream);
 TARDIS_GPU_API int tardis_gpu_restore_to_files(const tardis_gpu_restore* restore, uint32_t tier, const uint32_t* want,

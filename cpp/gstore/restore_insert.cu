@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entries for pages that were unknown and have been computed. What the index says of such a key already leads nowhere:
 // it is replaced, unless it has become newer meanwhile.
+#include "gstore/block_row.h"
 #include "gstore/device_warp.cuh"
 #include "gstore/restore_work.h"
 
@@ -25,6 +26,8 @@ __global__ void __launch_bounds__(kThreads)
     entry.space = static_cast<std::uint16_t>(restore.places.space);
     entry.op = TARDIS_GPU_INDEX_PUT;
     work.entries[k] = entry;
+    entry.op = TARDIS_GPU_INDEX_ERASE;
+    restore.places.names[number_of(entry.location)] = entry;
   }
 }
 

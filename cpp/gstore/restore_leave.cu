@@ -24,7 +24,10 @@ __global__ void __launch_bounds__(kRankThreads)
     }
     const std::uint32_t position = ranks.place(list);
     if (list == 0) work.undo[position] = handle;
-    if (list == 1) work.drop[position] = handle;
+    if (list == 1) {
+      work.drop[position] = handle;
+      work.entries[position] = restore.places.names[number_of(handle)];
+    }
   }
   if (threadIdx.x == 0) {
     work.counts->homes = ranks.totals[0];

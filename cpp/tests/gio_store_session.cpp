@@ -163,9 +163,15 @@ TEST_P(GioStoreSession, ObjectsByTheirLeases) {
       }
     }
   }
+  // One that is damaged, as far as its digests say.
+  digests[(7 * kLayers + 1) * kChunks + 1] ^= 1;
+  EXPECT_EQ(read_layer(queue, blocks, layout, 1, digests.data(), landed.data(), statuses), kIoError);
+  for (std::size_t i = 0; i < n; ++i) {
+    EXPECT_EQ(IoStatus{statuses[i]}.end(), i == 7 ? IoEnd::kDamaged : IoEnd::kDone) << i;
+  }
   // The namespace is the store's: nothing writes to it from here.
   std::vector<std::byte> block(4096);
-  EXPECT_EQ(tardis_gio_write(session, blocks[0] * 4096, block.data(), block.size(), &error_), TARDIS_IO);
+  EXPECT_EQ(tardis_gio_write(session, blocks[0] * 4096, block.data(), block.size(), &error_), TARDIS_PERMISSION);
   tardis_free(error_);
   error_ = nullptr;
   tardis_lease_end(lease);

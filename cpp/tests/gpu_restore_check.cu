@@ -65,6 +65,7 @@ class RestoreCheck {
     }
     expect(outcomes_[TARDIS_GPU_RESTORE_FAILED] == 0, "no failed reads", outcomes_[TARDIS_GPU_RESTORE_FAILED]);
     expect(outcomes_[TARDIS_GPU_RESTORE_LATER] == 0, "nothing that is on its way", outcomes_[TARDIS_GPU_RESTORE_LATER]);
+    expect(rig_.attached > 0, "pages that were in memory when the store got them", rig_.attached);
     expect(damaged_corrupt_ > 0, "corrupt pages that were asked for", damaged_corrupt_);
     expect(damaged_gone_ > 0, "pages whose slot has another object", damaged_gone_);
     const std::string complaints = rig_.gpu->rig().violations();
@@ -73,10 +74,10 @@ class RestoreCheck {
     std::printf(
         "pages of %u layers x %u x %u bytes, %d replays: %llu hits in HBM, %llu in pinned memory, %llu in files, %llu "
         "misses; landed %llu, new %llu, no room %llu, damaged %llu (%llu corrupt, %llu replaced in the store); "
-        "%llu pages stored, %llu compared\n",
+        "%llu pages stored (%llu still in memory when the mirror saw them), %llu compared\n",
         shape.layers, shape.sides, shape.page_bytes, replays, ull(sources_[0]), ull(sources_[1]), ull(sources_[2]),
         ull(sources_[3]), ull(outcomes_[1]), ull(outcomes_[2]), ull(outcomes_[4]), ull(outcomes_[5]),
-        ull(damaged_corrupt_), ull(damaged_gone_), ull(persisted_), ull(compared_));
+        ull(damaged_corrupt_), ull(damaged_gone_), ull(persisted_), ull(rig_.attached), ull(compared_));
   }
 
  private:
@@ -242,8 +243,7 @@ class RestoreCheck {
                result.outcome);
       }
       if (result.outcome == TARDIS_GPU_RESTORE_NEW) {
-        const auto known = known_.find(number);
-        known_[number] = {result.handle, known == known_.end() ? 0 : known->second.generation};
+        known_[number] = {result.handle, 0};
         fresh.push_back(number);
       }
     }
@@ -267,7 +267,7 @@ class RestoreCheck {
         expect(at[w] == object_word(fresh[k], w), "bytes of a new page in pinned memory", k);
       }
       if (fresh[k] % 3 == 0 || rig_.store->has(fresh[k])) continue;
-      if (persisted_ + numbers.size() + intact_.size() > universe_ * 3) continue;
+      if (fresh[k] % 2 == 0) rig_.store->expect(fresh[k], known_.at(fresh[k]).handle);
       numbers.push_back(fresh[k]);
       addresses.push_back(reinterpret_cast<std::uint64_t>(at));
       intact_.insert(fresh[k]);

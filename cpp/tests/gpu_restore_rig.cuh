@@ -41,7 +41,7 @@ class RestoreRig {
         dram(mapped_array<std::uint8_t>(o.shape.bytes() * o.dram)),
         key_layers(mapped_array<std::uint64_t>(o.shape.layers)),
         value_layers(mapped_array<std::uint64_t>(o.shape.layers)),
-        tickets(device_array<tardis_gpu_ticket>(4)) {
+        names(device_array<tardis_gpu_index_entry>(o.rows)) {
     std::memset(dram.get(), 0x5A, o.shape.bytes() * o.dram);
     store->start_mirror(files, kBlockShift, page_blocks.get(), o.digests ? digests.get() : nullptr);
     gio::testing::GpuRigOptions session;
@@ -77,6 +77,7 @@ class RestoreRig {
                       o.shape.layer_bytes(),
                       page_blocks.get(),
                       o.digests ? digests.get() : nullptr,
+                      names.get(),
                       0,
                       0};
     check(tardis_gpu_restore_load(), "tardis_gpu_restore_load");
@@ -100,6 +101,19 @@ class RestoreRig {
       std::copy_n(batch.statuses.get(), n, statuses.data() + first);
     });
     store->left(changes, statuses.data());
+    statuses.assign(changes.attach_blocks.size(), 0);
+    each(changes.attach_blocks.size(), [&](std::size_t first, std::uint32_t n) {
+      std::copy_n(changes.attach_handles.data() + first, n, batch.handles.get());
+      std::copy_n(changes.attach_blocks.data() + first, n, batch.files.get());
+      batch.count[0] = n;
+      check(tardis_gpu_blocks_attach(&blocks.table, batch.handles.get(), batch.files.get(), batch.count.get(), kRoom,
+                                     batch.statuses.get(), batch.ticket.get(), nullptr, stream),
+            "tardis_gpu_blocks_attach");
+      check(cudaStreamSynchronize(stream), "attach");
+      std::copy_n(batch.statuses.get(), n, statuses.data() + first);
+      for (std::uint32_t i = 0; i < n; ++i) attached += batch.statuses[i] == 0;
+    });
+    store->attached(changes, statuses.data());
     std::vector<std::uint64_t> handles(changes.adopts.size());
     each(changes.adopts.size(), [&](std::size_t first, std::uint32_t n) {
       std::copy_n(changes.adopts.data() + first, n, batch.files.get());
@@ -137,6 +151,7 @@ class RestoreRig {
     }
   }
 
+  std::uint64_t attached = 0;  // pages that were in memory when the store got them
   const RestoreRigOptions options;
   std::unique_ptr<RestoreStore> store;  // outlives the session
   const std::uint32_t files;
@@ -146,7 +161,7 @@ class RestoreRig {
   DeviceArray<std::uint8_t> pools;
   MappedArray<std::uint8_t> dram;
   MappedArray<std::uint64_t> key_layers, value_layers;
-  DeviceArray<tardis_gpu_ticket> tickets;
+  DeviceArray<tardis_gpu_index_entry> names;
   DeviceArray<std::uint8_t> memory;
   Batch batch;
   MappedArray<tardis_gpu_index_entry> entries = mapped_array<tardis_gpu_index_entry>(kRoom);

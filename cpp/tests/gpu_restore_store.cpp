@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -143,6 +144,30 @@ class Rig final : public RestoreStore {
     return true;
   }
 
+  double read_rate(unsigned threads, void* memory, std::uint64_t bytes, std::uint64_t each) override {
+    std::vector<int> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/segments")) {
+      files.push_back(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    }
+    const auto file_bytes = static_cast<std::uint64_t>(::lseek(files.front(), 0, SEEK_END));
+    const std::uint64_t pieces = bytes / each, in_file = (file_bytes - (2u << 20)) / each;
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<std::thread> readers;
+    for (unsigned t = 0; t < threads; ++t) {
+      readers.emplace_back([&, t] {
+        for (std::uint64_t i = t; i < pieces; i += threads) {
+          const int fd = files[i / in_file % files.size()];
+          const auto offset = static_cast<off_t>((2u << 20) + i % in_file * each);
+          if (::pread(fd, static_cast<std::byte*>(memory) + i * each, each, offset) < 0) stop("pread");
+        }
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    for (const int fd : files) ::close(fd);
+    return static_cast<double>(pieces * each) / seconds;
+  }
+
   void start_mirror(std::uint32_t file_blocks, std::uint32_t block_shift, std::uint64_t* page_blocks,
                     std::uint64_t* digests) override {
     MirrorOptions options;
@@ -156,6 +181,10 @@ class Rig final : public RestoreStore {
     mirror_.emplace(std::move(*made));
   }
   void scan(MirrorBatch& batch) override { need(mirror_->scan(batch), "scan"); }
+  void expect(std::uint64_t number, std::uint64_t handle) override {
+    mirror_->expect(entry_of(key_of(number), 0, 0, TARDIS_GPU_INDEX_PUT), handle);
+  }
+  void attached(MirrorBatch& batch, const std::uint8_t* statuses) override { mirror_->attached(batch, statuses); }
   void adopted(MirrorBatch& batch, const std::uint64_t* handles) override { mirror_->adopted(batch, handles); }
   void left(const MirrorBatch& batch, const std::uint8_t* statuses) override { mirror_->left(batch, statuses); }
 

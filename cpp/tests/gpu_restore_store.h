@@ -45,10 +45,14 @@ class RestoreStore {
   virtual bool has(std::uint64_t number) = 0;
   virtual void corrupt(std::uint64_t number, std::uint64_t byte) = 0;  // behind the store's back
   virtual bool get(std::uint64_t number) = 0;                          // whether its bytes can be had, and are right
+  // Bytes a second that so many threads read of the store's files by pread, `each` at a time, into `memory`.
+  virtual double read_rate(unsigned threads, void* memory, std::uint64_t bytes, std::uint64_t each) = 0;
 
   virtual void start_mirror(std::uint32_t file_blocks, std::uint32_t block_shift, std::uint64_t* page_blocks,
                             std::uint64_t* digests) = 0;
   virtual void scan(MirrorBatch& batch) = 0;
+  virtual void expect(std::uint64_t number, std::uint64_t handle) = 0;
+  virtual void attached(MirrorBatch& batch, const std::uint8_t* statuses) = 0;
   virtual void adopted(MirrorBatch& batch, const std::uint64_t* handles) = 0;
   virtual void left(const MirrorBatch& batch, const std::uint8_t* statuses) = 0;
 };

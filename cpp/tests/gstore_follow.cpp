@@ -35,6 +35,13 @@ class Device {
       }
     }
     mirror.left(batch, statuses.data());
+    statuses.clear();
+    for (std::size_t i = 0; i < batch.attach_blocks.size(); ++i) {
+      const bool there = in_memory_.erase(batch.attach_handles[i]) != 0;
+      if (there) taken_[batch.attach_handles[i]] = batch.attach_blocks[i];
+      statuses.push_back(there ? TARDIS_GPU_BLOCKS_OK : TARDIS_GPU_BLOCKS_STALE);
+    }
+    mirror.attached(batch, statuses.data());
     std::vector<std::uint64_t> handles;
     for (const std::uint32_t block : batch.adopts) {
       for (const auto& [handle, taken] : taken_) EXPECT_NE(taken, block) << "a file block that is in use";
@@ -55,7 +62,8 @@ class Device {
   }
   std::size_t rows() const { return taken_.size(); }
   const std::map<std::uint64_t, std::uint32_t>& taken() const { return taken_; }
-  std::set<std::uint64_t> busy_;  // handles
+  std::set<std::uint64_t> busy_;       // handles
+  std::set<std::uint64_t> in_memory_;  // handles of rows without a file block
 
  private:
   HostIndex index_;
@@ -217,6 +225,29 @@ TEST_F(GstoreFollow, FileBlocksOfRowsInUseAreNotGivenAway) {
   space_->put(3, 0, 8);
   update(device);
   EXPECT_EQ(device.rows(), 8u);
+}
+
+TEST_F(GstoreFollow, PagesInMemoryGetTheirFileBlock) {
+  start();
+  Device device(100);
+  constexpr std::uint64_t kFirst = 5000;
+  for (std::uint64_t index = 0; index < 6; ++index) {
+    tardis_gpu_index_entry entry{};
+    std::memcpy(entry.key, page_key(1, index).data(), sizeof entry.key);
+    mirror_->expect(entry, kFirst + index);
+    if (index % 2 == 0) device.in_memory_.insert(kFirst + index);  // the others have left meanwhile
+  }
+  space_->put(1, 0, 4);
+  update(device);
+  EXPECT_EQ(device.rows(), 4u);
+  for (std::uint64_t index = 0; index < 4; ++index) {
+    expect_leads_to(device, 1, index);
+    EXPECT_EQ(device.taken().count(kFirst + index), index % 2 == 0 ? 1u : 0u);
+  }
+  ASSERT_TRUE(store_->clear(std::nullopt));
+  update(device);
+  EXPECT_EQ(device.rows(), 0u);
+  EXPECT_EQ(device.in_memory_.size(), 1u);  // the store never got page 4
 }
 
 TEST_F(GstoreFollow, RowsThatTheTableHasNot) {
