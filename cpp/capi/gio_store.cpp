@@ -22,9 +22,10 @@ using capi::guarded;
 
 Result<gio::SessionOptions> store_session_options(const tardis_gio_options& o) {
   if (o.bytes != 0 || o.file != nullptr) {
-    return Error{Code::kInvalidArgument,
-                 "tardis_gio_options: the namespace of a session over a store is the store's; expected bytes 0 and file "
-                 "NULL"};
+    return Error{
+        Code::kInvalidArgument,
+        "tardis_gio_options: the namespace of a session over a store is the store's; expected bytes 0 and file "
+        "NULL"};
   }
   tardis_gio_options given = o;
   given.bytes = 4096;  // of no consequence
@@ -47,7 +48,8 @@ tardis_code tardis_gio_open_store(const tardis_gio_options* options, tardis_stor
                                   tardis_gio_session** session, char** error) {
   return guarded(error, [&]() -> Status {
     if (options == nullptr || store == nullptr || session == nullptr) {
-      return Error{Code::kInvalidArgument, "tardis_gio_open_store: expected options, a store and a place for the session"};
+      return Error{Code::kInvalidArgument,
+                   "tardis_gio_open_store: expected options, a store and a place for the session"};
     }
     auto converted = store_session_options(*options);
     if (!converted) return converted.error();
@@ -101,9 +103,9 @@ tardis_code tardis_lease_blocks(const tardis_lease* lease, uint32_t block_bytes,
     for (std::size_t i = 0; i < lease->lease.size(); ++i) {
       const auto ranges = nvme::blocks_of(lease->lease, i, 0, geometry.stored_bytes(), block_bytes);
       if (ranges.size() != 1 || ranges.front().skip != 0) {
-        return Error{Code::kInvalidArgument,
-                     "tardis_lease_blocks: object " + std::to_string(i) + " does not lie in one row of whole blocks; "
-                     "use a store with placement \"objects\""};
+        return Error{Code::kInvalidArgument, "tardis_lease_blocks: object " + std::to_string(i) +
+                                                 " does not lie in one row of whole blocks; "
+                                                 "use a store with placement \"objects\""};
       }
       blocks[i] = ranges.front().first;
       if (roots != nullptr) roots[i] = lease->lease.root_digest(i);
@@ -113,8 +115,8 @@ tardis_code tardis_lease_blocks(const tardis_lease* lease, uint32_t block_bytes,
   });
 }
 
-tardis_code tardis_lease_digests(tardis_store* store, uint32_t name_space, const tardis_lease* lease,
-                                 uint64_t* digests, uint8_t* proven, char** error) {
+tardis_code tardis_lease_digests(tardis_store* store, uint32_t name_space, const tardis_lease* lease, uint64_t* digests,
+                                 uint8_t* proven, char** error) {
   return guarded(error, [&]() -> Status {
     std::vector<DigestSource> sources;
     for (std::size_t i = 0; i < lease->lease.size(); ++i) {

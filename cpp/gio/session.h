@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queue pairs for a GPU without a drive: a software controller over memory, a file or an open store, its driver, and a grant, all in
-// one piece of memory that the caller has pinned. For host code that knows of none of these (C++17).
+// Queue pairs for a GPU without a drive: a software controller over memory, a file or an open store, its driver, and a
+// grant, all in one piece of memory that the caller has pinned. For host code that knows of none of these (C++17).
 #pragma once
 
 #include <cstddef>

@@ -23,8 +23,7 @@ Result<Mirror> Mirror::create(Store& store, const MirrorOptions& options) {
   if (geometry->parts > 1 && geometry->part_stride % block_bytes != 0) {
     return Error{Code::kInvalidArgument, "mirror of a store: layers are " + std::to_string(geometry->part_stride) +
                                              " bytes apart, which is not whole blocks of " +
-                                             std::to_string(block_bytes) +
-                                             "; open the namespace with block_bytes 512"};
+                                             std::to_string(block_bytes) + "; open the namespace with block_bytes 512"};
   }
   if (options.file_blocks == 0 || options.page_blocks == nullptr) {
     return Error{Code::kInvalidArgument, "mirror of a store: expected file blocks and their array, found none"};

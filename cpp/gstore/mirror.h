@@ -13,9 +13,9 @@
 namespace tardis::gstore {
 
 struct MirrorOptions {
-  NamespaceId space = 0;          // opened in the store
-  std::uint32_t file_blocks = 0;  // of the block table: no more objects than that are mirrored
-  std::uint32_t block_shift = 12; // of the namespace that the drive, or the controller, shows
+  NamespaceId space = 0;           // opened in the store
+  std::uint32_t file_blocks = 0;   // of the block table: no more objects than that are mirrored
+  std::uint32_t block_shift = 12;  // of the namespace that the drive, or the controller, shows
   // Arrays of file_blocks, where the device reads them (pinned and mapped, say). A file block's part is written before
   // the block is told of, and again only after its row is known to be gone.
   std::uint64_t* page_blocks = nullptr;  // first block on the namespace
@@ -23,7 +23,7 @@ struct MirrorOptions {
 };
 
 struct MirrorCounters {
-  std::uint64_t objects = 0;   // mirrored now
+  std::uint64_t objects = 0;  // mirrored now
   std::uint64_t told = 0, gone = 0;
   std::uint64_t no_block = 0;  // not mirrored: more objects than file blocks, or rows
   std::uint64_t unproven = 0;  // not mirrored: the chunk digests did not fit the root (gone meanwhile, or damaged)

@@ -16,8 +16,8 @@ struct MirrorBatch {
   // tardis_gpu_blocks_attach; then Mirror::attached(), which adds those that could not be to the adopts.
   std::vector<std::uint64_t> attach_handles;
   std::vector<std::uint32_t> attach_blocks;
-  std::vector<std::uint32_t> adopts;           // tardis_gpu_blocks_adopt; then Mirror::adopted()
-  std::vector<tardis_gpu_index_entry> puts;    // tardis_gpu_index_apply: made by adopted()
+  std::vector<std::uint32_t> adopts;         // tardis_gpu_blocks_adopt; then Mirror::adopted()
+  std::vector<tardis_gpu_index_entry> puts;  // tardis_gpu_index_apply: made by adopted()
   bool empty() const { return erases.empty() && leaves.empty() && attach_blocks.empty() && adopts.empty(); }
 };
 

@@ -41,7 +41,9 @@ class Sequence {
 
 struct Restore {
   explicit Restore(const tardis_gpu_restore& given, void* cuda_stream)
-      : restore(given), work(RestoreWork::of(given.shape, given.memory)), stream(static_cast<cudaStream_t>(cuda_stream)) {}
+      : restore(given),
+        work(RestoreWork::of(given.shape, given.memory)),
+        stream(static_cast<cudaStream_t>(cuda_stream)) {}
 
   const tardis_gpu_restore& restore;
   const RestoreWork work;
@@ -121,7 +123,8 @@ bool usable(const tardis_gpu_restore* restore) {
   const tardis_gpu_restore_places& places = restore->places;
   return places.key_layers != nullptr && (places.value_layers != nullptr) == (restore->shape.sides == 2) &&
          places.page_blocks != nullptr && (places.digests != nullptr) == (restore->shape.layer_digests != 0) &&
-         places.names != nullptr && places.layer_stride % (std::uint64_t{1} << restore->shape.block_shift) == 0 && places.space <= 0xFFFF;
+         places.names != nullptr && places.layer_stride % (std::uint64_t{1} << restore->shape.block_shift) == 0 &&
+         places.space <= 0xFFFF;
 }
 
 }  // namespace

@@ -30,15 +30,15 @@ typedef struct tardis_gpu_restore_shape {
 
 /* What a restore moves between. HBM block i of the block table is page i of every layer's pool. */
 typedef struct tardis_gpu_restore_places {
-  tardis_gpu_index index;       /* locations are handles of rows */
+  tardis_gpu_index index; /* locations are handles of rows */
   tardis_gpu_blocks blocks;
-  const uint64_t* key_layers;   /* pinned and mapped: address of page 0 of each layer's K (or its one buffer) */
-  const uint64_t* value_layers; /* of its V; NULL: one side */
-  uint64_t dram;                /* address of pinned block 0 */
-  uint64_t dram_stride;         /* from one to the next */
-  uint64_t layer_stride;        /* of an object in pinned memory and on the drive; bytes [layer][K,V] */
-  const uint64_t* page_blocks;  /* first block on the drive of each file block */
-  const uint64_t* digests;      /* of each file block [layer][digest]; NULL if layer_digests is 0 */
+  const uint64_t* key_layers;    /* pinned and mapped: address of page 0 of each layer's K (or its one buffer) */
+  const uint64_t* value_layers;  /* of its V; NULL: one side */
+  uint64_t dram;                 /* address of pinned block 0 */
+  uint64_t dram_stride;          /* from one to the next */
+  uint64_t layer_stride;         /* of an object in pinned memory and on the drive; bytes [layer][K,V] */
+  const uint64_t* page_blocks;   /* first block on the drive of each file block */
+  const uint64_t* digests;       /* of each file block [layer][digest]; NULL if layer_digests is 0 */
   tardis_gpu_index_entry* names; /* device memory, one for each row: what pages are called that no file has */
   uint32_t space;                /* namespace of the keys */
   uint32_t reserved;

@@ -10,7 +10,7 @@ constexpr unsigned kRankThreads = 1024;  // the whole thread block, and the only
 
 template <int kLists>
 struct Ranks {
-  std::uint32_t totals[kLists];              // of the elements before
+  std::uint32_t totals[kLists];  // of the elements before
   std::uint32_t warps[kLists][kRankThreads / kLanes];
 
   __device__ void start() {

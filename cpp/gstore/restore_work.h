@@ -16,7 +16,7 @@ enum RestoreTicket { kLookupTicket, kFileTicket, kDramTicket, kNewTicket, kEndTi
 
 // A list that a kernel fills and later ones read.
 struct RestoreCounts {
-  std::uint32_t sources[8];                    // list_counts of classify
+  std::uint32_t sources[8];  // list_counts of classify
   std::uint32_t files, drams, news, undo, drop, moves, pieces, contexts, homes, lost, found;
   std::uint32_t errors;
 };

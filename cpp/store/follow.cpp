@@ -24,8 +24,8 @@ DigestSource Store::digests_of(GlobalSlot slot, std::uint64_t root) const {
   const SlotClass slot_class{segment.slot_bytes.load(), segment.digests_per_slot.load()};
   const SegmentGeometry geometry =
       SegmentGeometry::with(segment.slots.load(), slot_class.slot_bytes, slot_class.digests_per_slot);
-  const std::uint64_t offset = geometry.digest_table_offset +
-                               std::uint64_t{where.slot} * slot_class.digests_per_slot * sizeof(std::uint64_t);
+  const std::uint64_t offset =
+      geometry.digest_table_offset + std::uint64_t{where.slot} * slot_class.digests_per_slot * sizeof(std::uint64_t);
   return {segment_addresses().of(name_of(where.segment), offset), root};
 }
 

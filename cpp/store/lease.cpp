@@ -78,8 +78,8 @@ Result<Lease> Store::acquire(NamespaceId space, const Hash256* hashes, std::size
       index_.end_lease(pin, entry->slot);
       break;
     }
-    held->objects.push_back({entry->slot, pin, addresses.of(name, offset), entry->root,
-                             entry->stamp.generation(), digests_of(entry->slot, entry->root).address});
+    held->objects.push_back({entry->slot, pin, addresses.of(name, offset), entry->root, entry->stamp.generation(),
+                             digests_of(entry->slot, entry->root).address});
   }
   if (held->objects.empty() && failure) return *failure;
   const std::uint64_t used = index_.tick(held->objects.size());

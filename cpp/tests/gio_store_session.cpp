@@ -92,8 +92,8 @@ class GioStoreSession : public ::testing::TestWithParam<const char*> {
     statuses.assign(count, 0);
     RingReport report{};
     std::uint32_t ended = 0, flag = kIoPending;
-    const IoControlBlock iocb{contexts.data(), &count, statuses.data(), &report,
-                              &ended,          &flag,  10'000'000'000,  nullptr, 1};
+    const IoControlBlock iocb{contexts.data(), &count,         statuses.data(), &report, &ended,
+                              &flag,           10'000'000'000, nullptr,         1};
     Ring<HostLanes<32>, HostMover>(HostLanes<32>(), mover, queue, work).run(iocb, 0, 1);
     return static_cast<IoFlag>(flag);
   }

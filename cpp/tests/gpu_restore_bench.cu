@@ -35,7 +35,8 @@ class RestoreBench {
       check(tardis_gpu_restore_to_dram(&rig_.restore, want_.get(), 0, scratch_.get(), 4, stream_), "to_dram");
     });
     to_files_ = std::make_unique<Graph>(stream_, [&] {
-      check(tardis_gpu_restore_to_files(&rig_.restore, TARDIS_GPU_DRAM, want_.get(), 0, scratch_.get(), stream_), "dram");
+      check(tardis_gpu_restore_to_files(&rig_.restore, TARDIS_GPU_DRAM, want_.get(), 0, scratch_.get(), stream_),
+            "dram");
       check(tardis_gpu_restore_to_files(&rig_.restore, TARDIS_GPU_HBM, want_.get(), 0, scratch_.get(), stream_), "hbm");
     });
     cudaGraph_t counted;
@@ -60,8 +61,8 @@ class RestoreBench {
     row("nodes of a restore's graph", system.c_str(), shape, static_cast<double>(nodes_), "nodes");
     for (const std::uint32_t n : {std::min(64u, most_), most_}) {
       const std::string size = std::to_string(n) + " x " + shape;
-      for (const int source : {TARDIS_GPU_SOURCE_HBM, TARDIS_GPU_SOURCE_DRAM, TARDIS_GPU_SOURCE_FILE,
-                               TARDIS_GPU_SOURCE_MISS}) {
+      for (const int source :
+           {TARDIS_GPU_SOURCE_HBM, TARDIS_GPU_SOURCE_DRAM, TARDIS_GPU_SOURCE_FILE, TARDIS_GPU_SOURCE_MISS}) {
         static const char* const kNames[] = {"restore from HBM", "restore from pinned memory", "restore from files",
                                              "restore of unknown pages"};
         std::vector<double> seconds;
@@ -124,7 +125,7 @@ class RestoreBench {
     expect(right == n, "pages of source " + std::to_string(source), right, n);
     if (source != TARDIS_GPU_SOURCE_MISS) {
       std::memset(wrong_.get(), 0, n * sizeof(std::uint32_t));
-      const PageWords words{results_.get(), count_.get(), numbers_.get(), rig_.key_layers.get(),
+      const PageWords words{results_.get(),          count_.get(),      numbers_.get(), rig_.key_layers.get(),
                             rig_.value_layers.get(), rig_.options.shape};
       compare_pages<<<256, 256, 0, stream_>>>(words, wrong_.get());
       check(cudaGetLastError(), "compare");

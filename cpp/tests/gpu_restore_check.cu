@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// On a GPU: restores from a live store, as one graph that is replayed with other keys: hits in HBM, in pinned memory, in
-// the store's files, and unknown pages that are computed and stored. Meanwhile the store drops objects and puts others
-// in their place, bytes of its files change, and pages are moved out of HBM. Every page is compared with what its key
-// stands for. Arguments: replays (300), a folder for the store (/dev/shm).
-// Exit status 0: all as expected; 1: not, or a CUDA error; 77: no GPU here.
+// On a GPU: restores from a live store, as one graph that is replayed with other keys: hits in HBM, in pinned memory,
+// in the store's files, and unknown pages that are computed and stored. Meanwhile the store drops objects and puts
+// others in their place, bytes of its files change, and pages are moved out of HBM. Every page is compared with what
+// its key stands for. Arguments: replays (300), a folder for the store (/dev/shm). Exit status 0: all as expected; 1:
+// not, or a CUDA error; 77: no GPU here.
 #include <algorithm>
 #include <map>
 #include <random>
@@ -56,8 +56,10 @@ class RestoreCheck {
     check(cudaMemcpy(&counts, tardis_gpu_restore_counts_of(&rig_.restore), sizeof counts, cudaMemcpyDeviceToHost),
           "counts");
     for (int s = 0; s < TARDIS_GPU_SOURCES; ++s) {
-      expect(counts.sources[s] == sources_[s], "counter of source " + std::to_string(s), counts.sources[s], sources_[s]);
-      if (s != TARDIS_GPU_SOURCE_MOVING) expect(sources_[s] > 100, "answers of source " + std::to_string(s), sources_[s]);
+      expect(counts.sources[s] == sources_[s], "counter of source " + std::to_string(s), counts.sources[s],
+             sources_[s]);
+      if (s != TARDIS_GPU_SOURCE_MOVING)
+        expect(sources_[s] > 100, "answers of source " + std::to_string(s), sources_[s]);
     }
     for (int o = 0; o < TARDIS_GPU_RESTORE_OUTCOMES; ++o) {
       expect(counts.outcomes[o] == outcomes_[o], "counter of outcome " + std::to_string(o), counts.outcomes[o],
@@ -95,8 +97,8 @@ class RestoreCheck {
     return exec;
   }
   PageWords words() const {
-    return {results_.get(), count_.get(), numbers_.get(), rig_.key_layers.get(), rig_.value_layers.get(),
-            rig_.options.shape};
+    return {results_.get(),          count_.get(),      numbers_.get(), rig_.key_layers.get(),
+            rig_.value_layers.get(), rig_.options.shape};
   }
   void enqueue_restore() {
     const tardis_gpu_restore* const r = &rig_.restore;
@@ -302,7 +304,7 @@ class RestoreCheck {
   DeviceArray<std::uint8_t> scratch_;
   cudaGraphExec_t restore_graph_ = nullptr, evict_graph_ = nullptr;
 
-  std::map<std::uint64_t, Known> known_;            // what the index says
+  std::map<std::uint64_t, Known> known_;  // what the index says
   std::map<std::uint64_t, std::uint64_t> numbers_of_keys_;
   std::set<std::uint64_t> intact_, corrupt_, gone_;  // stored; damaged there; removed since the mirror's last update
   std::uint64_t next_filler_ = 0;

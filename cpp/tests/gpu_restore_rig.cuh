@@ -59,8 +59,14 @@ class RestoreRig {
       key_layers[layer] = reinterpret_cast<std::uint64_t>(pools.get()) + layer * o.shape.sides * pool;
       value_layers[layer] = key_layers[layer] + pool;
     }
-    restore.shape = {o.max_pages, o.shape.layers, o.shape.sides, o.shape.page_bytes, o.command_bytes, kBlockShift,
-                     o.digests ? o.shape.layer_digests() : 0, 0};
+    restore.shape = {o.max_pages,
+                     o.shape.layers,
+                     o.shape.sides,
+                     o.shape.page_bytes,
+                     o.command_bytes,
+                     kBlockShift,
+                     o.digests ? o.shape.layer_digests() : 0,
+                     0};
     const std::uint64_t bytes = tardis_gpu_restore_memory_bytes(&restore.shape);
     if (bytes == 0) {
       std::fprintf(stderr, "expected a shape of a restore that makes sense\n");
@@ -87,9 +93,8 @@ class RestoreRig {
   MirrorBatch update(cudaStream_t stream) {
     MirrorBatch changes;
     store->scan(changes);
-    each(changes.erases.size(), [&](std::size_t first, std::uint32_t n) {
-      apply(changes.erases.data() + first, n, stream);
-    });
+    each(changes.erases.size(),
+         [&](std::size_t first, std::uint32_t n) { apply(changes.erases.data() + first, n, stream); });
     std::vector<std::uint8_t> statuses(changes.leaves.size());
     each(changes.leaves.size(), [&](std::size_t first, std::uint32_t n) {
       std::copy_n(changes.leaves.data() + first, n, batch.handles.get());
@@ -125,9 +130,8 @@ class RestoreRig {
       std::copy_n(batch.handles.get(), n, handles.data() + first);
     });
     store->adopted(changes, handles.data());
-    each(changes.puts.size(), [&](std::size_t first, std::uint32_t n) {
-      apply(changes.puts.data() + first, n, stream);
-    });
+    each(changes.puts.size(),
+         [&](std::size_t first, std::uint32_t n) { apply(changes.puts.data() + first, n, stream); });
     return changes;
   }
 
@@ -220,9 +224,8 @@ constexpr std::uint32_t kLandedOrNew = 1u << TARDIS_GPU_RESTORE_LANDED | 1u << T
 
 // Before anything is landed.
 static __global__ void poison_pages(const PageWords pages) {
-  for_each_word(pages, kLandedOrNew, [](unsigned long long* at, std::uint32_t, std::uint64_t, std::uint64_t) {
-    *at = 0xA5A5A5A5A5A5A5A5u;
-  });
+  for_each_word(pages, kLandedOrNew,
+                [](unsigned long long* at, std::uint32_t, std::uint64_t, std::uint64_t) { *at = 0xA5A5A5A5A5A5A5A5u; });
 }
 // What a model would do.
 static __global__ void compute_pages(const PageWords pages) {

@@ -44,7 +44,8 @@ class Rig final : public RestoreStore {
     StoreOptions options;
     options.segment_bytes = std::max<std::uint64_t>(64u << 20, round_up(8 * shape.bytes(), 1u << 20));
     const std::uint64_t in_one = (options.segment_bytes - (4u << 20)) / shape.bytes();
-    options.capacity_bytes = (objects / std::max<std::uint64_t>(1, in_one) + 2) * options.segment_bytes + kMetadataBytes;
+    options.capacity_bytes =
+        (objects / std::max<std::uint64_t>(1, in_one) + 2) * options.segment_bytes + kMetadataBytes;
     options.object_bytes_hint = shape.bytes();
     options.checkpoint_seconds = 0;
     auto opened = Store::open(folder_, options, true);
@@ -100,7 +101,8 @@ class Rig final : public RestoreStore {
     std::vector<std::uint8_t> ok(numbers.size());
     // Objects of their own: each in a call, so that none counts as another one's extension.
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-      need(store_->set(space_, &hashes[i], nullptr, pieces.data() + i * shape_.layers * shape_.sides, 1, &ok[i]), "set");
+      need(store_->set(space_, &hashes[i], nullptr, pieces.data() + i * shape_.layers * shape_.sides, 1, &ok[i]),
+           "set");
     }
   }
   void remove(std::uint64_t number) override {

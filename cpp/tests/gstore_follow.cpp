@@ -272,8 +272,7 @@ TEST_F(GstoreFollow, DigestsThatDoNotFitAreNotPassedOn) {
   ASSERT_TRUE(lease);
   const SegmentAddresses addresses = store_->segment_addresses();
   const std::uint64_t address = lease->digest_address(0) + 8;
-  const std::string file =
-      segment_file(folder_.path() + "/store", addresses.segment_of(address).number);
+  const std::string file = segment_file(folder_.path() + "/store", addresses.segment_of(address).number);
   flip_bit(file, address % addresses.stride);
   Device device(100);
   update(device);

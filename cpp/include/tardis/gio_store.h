@@ -11,8 +11,8 @@ extern "C" {
 #endif
 
 /* As tardis_gio_open, but the namespace is the store's data files, as read-only (tardis_gio_write fails with
- * TARDIS_PERMISSION). `bytes` and `file` of the options are 0 and NULL; block_bytes is at least what the files ask for. The
- * store is closed after the session. tardis_gio_store_memory_bytes: as tardis_gio_memory_bytes. */
+ * TARDIS_PERMISSION). `bytes` and `file` of the options are 0 and NULL; block_bytes is at least what the files ask for.
+ * The store is closed after the session. tardis_gio_store_memory_bytes: as tardis_gio_memory_bytes. */
 TARDIS_API size_t tardis_gio_store_memory_bytes(const tardis_gio_options* options);
 TARDIS_API tardis_code tardis_gio_open_store(const tardis_gio_options* options, tardis_store* store, void* memory,
                                              tardis_gio_session** session, char** error);

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gio/pinned_tier.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace tardis::gio {
+namespace {
+
+Error not_held(const char* what, std::uint32_t slot) {
+  return {Code::kInvalidArgument, "pinned tier: " + std::string(what) + " of slot " + std::to_string(slot) +
+                                      ", which the caller does not hold"};
+}
+
+}  // namespace
+
+std::size_t PinnedTier::NameHash::operator()(const Name& name) const {
+  std::uint64_t word;  // keys are SHA-256 values
+  std::memcpy(&word, name.hash.data(), sizeof word);
+  return static_cast<std::size_t>(word ^ name.space * 0x9E3779B97F4A7C15u);
+}
+
+Result<std::unique_ptr<PinnedTier>> PinnedTier::create(const PinnedTierOptions& options) {
+  const std::uint64_t slots = options.slot_bytes == 0 ? 0 : options.bytes / options.slot_bytes;
+  if (options.memory == nullptr || reinterpret_cast<std::uintptr_t>(options.memory) % 16 != 0 ||
+      options.slot_bytes % 16 != 0 || slots == 0 || slots >= UINT32_MAX) {
+    return Error{Code::kInvalidArgument,
+                 "pinned tier: expected memory at a multiple of 16 for at least one object of whole 16 bytes, found " +
+                     std::to_string(options.bytes) + " bytes for objects of " + std::to_string(options.slot_bytes) +
+                     "; raise the tier's budget"};
+  }
+  return std::unique_ptr<PinnedTier>(new PinnedTier(options));
+}
+
+PinnedTier::PinnedTier(const PinnedTierOptions& options)
+    : options_(options),
+      base_(reinterpret_cast<std::uint64_t>(options.memory)),
+      slots_(options.bytes / options.slot_bytes) {
+  for (auto slot = static_cast<std::uint32_t>(slots_.size()); slot > 0; --slot) free_.push_back(slot - 1);
+  counters_.slots = slots_.size();
+}
+
+void PinnedTier::touch(std::uint32_t slot, bool reuse) {
+  Slot& s = slots_[slot];
+  if (reuse) s.reuses = std::min(kMostReuses, s.reuses + 1);
+  s.score = ++clock_ + s.reuses * options_.reuse_bonus;
+}
+
+void PinnedTier::release(std::uint32_t slot) {
+  slots_[slot] = {};
+  free_.push_back(slot);
+}
+
+std::size_t PinnedTier::pin(const Name* names, std::size_t n, std::uint32_t* slots) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto known = names_.find(names[i]);
+    if (known == names_.end() || slots_[known->second].state != State::kPublished) {
+      counters_.misses += n - i;
+      return i;
+    }
+    const std::uint32_t slot = known->second;
+    if (slots_[slot].pins++ == 0) {
+      evictable_.erase({slots_[slot].score, slot});
+      ++counters_.pinned;
+    }
+    touch(slot, true);
+    slots[i] = slot;
+    ++counters_.hits;
+  }
+  return n;
+}
+
+Status PinnedTier::unpin(const std::uint32_t* slots, std::size_t n) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (slots[i] >= slots_.size() || slots_[slots[i]].pins == 0) return not_held("unpin", slots[i]);
+    Slot& slot = slots_[slots[i]];
+    if (--slot.pins > 0) continue;
+    --counters_.pinned;
+    if (slot.state == State::kDying) {
+      release(slots[i]);
+    } else {
+      evictable_.insert({slot.score, slots[i]});
+    }
+  }
+  return {};
+}
+
+std::optional<std::uint32_t> PinnedTier::take_slot() {
+  if (free_.empty()) {
+    if (evictable_.empty()) return std::nullopt;
+    const std::uint32_t victim = evictable_.begin()->second;
+    evictable_.erase(evictable_.begin());
+    names_.erase(slots_[victim].name);
+    --counters_.published;
+    ++counters_.evicted;
+    release(victim);
+  }
+  const std::uint32_t slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+PinnedTier::Reserved PinnedTier::reserve(const Name& name, std::uint32_t& slot) {
+  const std::lock_guard lock(mutex_);
+  if (const auto known = names_.find(name); known != names_.end()) {
+    return slots_[known->second].state == State::kPublished ? Reserved::kThere : Reserved::kBusy;
+  }
+  const auto taken = take_slot();
+  if (!taken) {
+    ++counters_.refused_full;
+    return Reserved::kFull;
+  }
+  slot = *taken;
+  slots_[slot].name = name;
+  slots_[slot].state = State::kFilling;
+  names_[name] = slot;
+  ++counters_.reserved;
+  return Reserved::kYes;
+}
+
+Status PinnedTier::publish(std::uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  if (slot >= slots_.size() || slots_[slot].state != State::kFilling) return not_held("publish", slot);
+  slots_[slot].state = State::kPublished;
+  touch(slot, false);
+  evictable_.insert({slots_[slot].score, slot});
+  --counters_.reserved;
+  ++counters_.published;
+  ++counters_.stored;
+  return {};
+}
+
+Status PinnedTier::abort(std::uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  if (slot >= slots_.size() || slots_[slot].state != State::kFilling) return not_held("abort", slot);
+  names_.erase(slots_[slot].name);
+  release(slot);
+  --counters_.reserved;
+  ++counters_.aborted;
+  return {};
+}
+
+bool PinnedTier::erase(const Name& name) {
+  const std::lock_guard lock(mutex_);
+  const auto known = names_.find(name);
+  if (known == names_.end() || slots_[known->second].state != State::kPublished) return false;
+  const std::uint32_t slot = known->second;
+  names_.erase(known);
+  --counters_.published;
+  ++counters_.erased;
+  if (slots_[slot].pins > 0) {
+    slots_[slot].state = State::kDying;
+  } else {
+    evictable_.erase({slots_[slot].score, slot});
+    release(slot);
+  }
+  return true;
+}
+
+PinnedCounters PinnedTier::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+}  // namespace tardis::gio
