@@ -525,6 +525,19 @@ def check_two_ranks_mla():
     assert second[3] == "tp 1 of 2 (reads only)"
 
 
+def check_page_events():
+    """The pages that its allocators take and give back, and lists of free pages that are put back."""
+    import page_event_cases
+
+    for page_size in (1, 4, 16):
+        for need_sort in (False, True):
+            page_event_cases.random_use(page_size, need_sort)
+    assert page_event_cases.saved_states()
+    page_event_cases.refusals()
+    page_event_cases.listener_failures()
+    page_event_cases.detaching_below_others()
+
+
 def main() -> int:
     import tardis_sglang16_support
     import torch.distributed
