@@ -76,6 +76,13 @@ TARDIS_GPU_API int tardis_gpu_blocks_adopt(const tardis_gpu_blocks* blocks, cons
                                            uint8_t* statuses, tardis_gpu_ticket* ticket, tardis_gpu_report* report,
                                            void* cuda_stream);
 
+/* HBM blocks that no row has and that somebody else takes (`taken` 1: alloc and swap_begin give none of them away) or
+ * gives back (0); ids[i] as SGLang numbers pages. NO_BLOCK: it is taken, or free, already. The caller sees to it that
+ * only those are given back that were taken by it. */
+TARDIS_GPU_API int tardis_gpu_blocks_mark(const tardis_gpu_blocks* blocks, uint32_t taken, const int64_t* ids,
+                                          const uint32_t* count, uint32_t max_count, uint8_t* statuses,
+                                          tardis_gpu_ticket* ticket, tardis_gpu_report* report, void* cuda_stream);
+
 /* File blocks that hold what rows in memory hold by now: file_blocks[i] is where handles[i] goes, when it goes back to
  * files. THERE: it has one already. */
 TARDIS_GPU_API int tardis_gpu_blocks_attach(const tardis_gpu_blocks* blocks, const uint64_t* handles,

@@ -410,6 +410,75 @@ void far_clock() {
   std::printf("candidates among %u ranks of 32 bits\n", kRows);
 }
 
+// HBM blocks that somebody else has, in turn with rows that get the others.
+void marked_blocks() {
+  constexpr std::uint32_t kHbm = 700, kFiles = 300;
+  Blocks blocks(kHbm, 0, kFiles, kHbm + kFiles);
+  Batch batch;
+  auto ids = mapped_array<std::int64_t>(kRoom);
+  const auto mark = [&](const std::vector<std::int64_t>& which, std::uint32_t taken, std::uint8_t status) {
+    std::copy(which.begin(), which.end(), ids.get());
+    batch.count[0] = static_cast<std::uint32_t>(which.size());
+    check(tardis_gpu_blocks_mark(&blocks.table, taken, ids.get(), batch.count.get(), kRoom, batch.statuses.get(),
+                                 batch.ticket.get(), nullptr, nullptr),
+          "tardis_gpu_blocks_mark");
+    batch.wait();
+    for (std::size_t i = 0; i < which.size(); ++i) expect(batch.statuses[i] == status, "a mark", batch.statuses[i]);
+  };
+  const auto alloc = [&](std::uint32_t tier, std::uint32_t n) {
+    batch.count[0] = n;
+    check(tardis_gpu_blocks_alloc(&blocks.table, tier, batch.count.get(), kRoom, batch.handles.get(), batch.ids.get(),
+                                  batch.statuses.get(), batch.ticket.get(), nullptr, nullptr),
+          "tardis_gpu_blocks_alloc");
+    batch.wait();
+    std::set<std::uint64_t> got;
+    for (std::uint32_t i = 0; i < n; ++i) {
+      if (batch.statuses[i] == TARDIS_GPU_BLOCKS_OK) got.insert(batch.ids[i]);
+    }
+    return got;
+  };
+  std::mt19937_64 random(17);
+  std::vector<std::int64_t> numbers(kHbm);
+  for (std::uint32_t i = 0; i < kHbm; ++i) numbers[i] = i;
+  std::shuffle(numbers.begin(), numbers.end(), random);
+  const std::vector<std::int64_t> theirs(numbers.begin(), numbers.begin() + 250);
+  mark(theirs, 1, TARDIS_GPU_BLOCKS_OK);
+  mark(theirs, 1, TARDIS_GPU_BLOCKS_NO_BLOCK);
+  mark({-1, kHbm}, 1, TARDIS_GPU_BLOCKS_STALE);
+  auto ours = alloc(TARDIS_GPU_HBM, kHbm);
+  expect(ours.size() == kHbm - theirs.size(), "blocks that are left", ours.size(), kHbm - theirs.size());
+  for (const std::int64_t id : theirs) expect(ours.count(static_cast<std::uint64_t>(id)) == 0, "a block of theirs");
+  const std::vector<std::int64_t> back(theirs.begin(), theirs.begin() + 100);
+  mark(back, 0, TARDIS_GPU_BLOCKS_OK);
+  mark(back, 0, TARDIS_GPU_BLOCKS_NO_BLOCK);
+  ours = alloc(TARDIS_GPU_HBM, 200);
+  expect(ours == std::set<std::uint64_t>(back.begin(), back.end()), "the blocks that came back", ours.size(), 100);
+
+  // File blocks for rows in HBM: what goes to files then goes there.
+  batch.count[0] = 100;
+  for (std::uint32_t i = 0; i < 100; ++i) batch.files[i] = 299 - i;
+  std::vector<std::uint64_t> handles;
+  for (std::uint32_t i = 0; i < 200; ++i) {
+    if (batch.statuses[i] == TARDIS_GPU_BLOCKS_OK) handles.push_back(batch.handles[i]);
+  }
+  std::copy(handles.begin(), handles.end(), batch.handles.get());
+  for (const std::uint8_t status : {TARDIS_GPU_BLOCKS_OK, TARDIS_GPU_BLOCKS_THERE}) {
+    check(tardis_gpu_blocks_attach(&blocks.table, batch.handles.get(), batch.files.get(), batch.count.get(), kRoom,
+                                   batch.statuses.get(), batch.ticket.get(), nullptr, nullptr),
+          "tardis_gpu_blocks_attach");
+    batch.wait();
+    for (std::uint32_t i = 0; i < 100; ++i) expect(batch.statuses[i] == status, "an attached row", batch.statuses[i]);
+  }
+  check(tardis_gpu_blocks_swap_begin(&blocks.table, TARDIS_GPU_FILE, 1, batch.handles.get(), batch.count.get(), kRoom,
+                                     batch.ids.get(), batch.to.get(), batch.statuses.get(), batch.ticket.get(), nullptr,
+                                     nullptr),
+        "tardis_gpu_blocks_swap_begin");
+  batch.wait();
+  for (std::uint32_t i = 0; i < 100; ++i) expect(batch.to[i] == kHbm + 299 - i, "the attached file block", batch.to[i]);
+  expect(alloc(TARDIS_GPU_FILE, kFiles).size() == kFiles - 100, "file blocks that are left");
+  std::printf("blocks of HBM that others have, and file blocks of rows in HBM\n");
+}
+
 }  // namespace
 }  // namespace tardis::gstore::testing
 
@@ -417,6 +486,7 @@ int main(int argc, char** argv) {
   using namespace tardis::gstore::testing;
   if (!has_gpu()) return kSkipped;
   far_clock();
+  marked_blocks();
   RandomOperations().run(argc > 1 ? static_cast<std::uint32_t>(std::strtoul(argv[1], nullptr, 10)) : 1'000'000);
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages of the KV pools SGLang takes and gives back, told to whoever keeps a table of them (docs/restore.md).
 
-SGLang's allocators keep their free pages in tensors on the device: pages are taken from the front of ``free_pages``, and
-freed ones are added to it or wait elsewhere. Only the lengths are known to the host, and they are all that is read here:
-page ids are passed on as the tensors that SGLang has, and nothing waits for the device.
+SGLang's allocators keep their free pages in tensors on the device: pages are taken from the front of ``free_pages``,
+and freed ones are added to it or wait elsewhere. Only the lengths are known to the host, and they are all that is read
+here: page ids are passed on as the tensors that SGLang has, and nothing waits for the device.
 
 Supported are SGLang's two plain allocators, ``TokenToKVPoolAllocator`` and ``PagedTokenToKVPoolAllocator``, as they are
-in 0.5.16 and 0.5.23, found by what they contain. Others (sliding windows, unified pools, hierarchical sparse) take pages
-in other ways and are refused.
+in 0.5.16 and 0.5.23, found by what they contain. Others (sliding windows, unified pools, hierarchical sparse) take
+pages in other ways and are refused.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _MODULE = "sglang.srt.mem_cache.allocator"
 class PageListener(Protocol):
     """What is told, on SGLang's scheduler thread and in its order.
 
-    Page ids are int64 tensors of shape ``[n]``, n > 0, on the pool's device; with a page size of 1 they are token slots.
-    They are SGLang's own: not to be written to. They are valid in the order of the stream that is current in the call.
+    Page ids are int64 tensors of shape ``[n]``, n > 0, on the pool's device; with a page size of 1 they are token
+    slots. They are SGLang's own: not to be written to. They are valid in the order of the stream that is current in
+    the call.
     """
 
     def allocated(self, pages: torch.Tensor) -> None:
@@ -85,8 +86,8 @@ class PageEvents:
         foreign = [name for name, wrapper in self._wrappers.items() if attributes.get(name) is not wrapper]
         if foreign:
             raise SeamError(
-                f"page events: {', '.join(foreign)} of the allocator was replaced after they were attached; detach what "
-                "came later first"
+                f"page events: {', '.join(foreign)} of the allocator was replaced after they were attached; detach "
+                "what came later first"
             )
         for name in self._wrappers:
             delattr(self._allocator, name)
