@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Restores that the GPU drives by itself from a live store: checked first, then timed by where the pages are.
+
+First tardis_gpu_restore_check, whose failures are the first row: one CUDA graph, replayed with other keys, beside a
+store that drops, replaces and damages objects; every page is compared word for word with what its key stands for. Then
+tardis_gpu_restore_bench, a row for each line:
+
+copy engine             the limit of the link in the same run, pinned memory to HBM
+pread                   the limit of the host: the controller's number of threads read the store's files
+nodes                   of a restore's graph
+restore from ...        from before the graph's first kernel to behind its last one, for 64 and all pages; us, and GB/s
+
+No drive takes part: the store's files are in --shared, a tmpfs unless told otherwise, and threads of the host (the
+software controller's) work for every command, which with a drive none would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
+
+BENCH, CHECK = "tardis_gpu_restore_bench", "tardis_gpu_restore_check"
+SKIPPED = 77
+
+
+def check(report: Report, *command: str | pathlib.Path) -> int:
+    """Run the check; its failures become a row."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, sep="", end="", flush=True)
+    lines = done.stdout.splitlines()
+    if done.returncode in (0, 1) and lines and lines[-1].endswith("failures"):
+        wrong = int(lines[-1].split()[0])
+        report.add("against a model", "restores by the GPU", f"{command[1]} replays", wrong, "wrong", output=lines)
+    return done.returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_arguments(parser)
+    add_program_argument(parser, BENCH)
+    parser.add_argument("--shared", type=pathlib.Path, default="/dev/shm", help="a folder for the store")
+    parser.add_argument("--pages", type=int, help="of a restore, 64 or more; default: 512, with --quick 128")
+    parser.add_argument("--threads", type=int, default=12, help="of the software controller, 1 to 12")
+    arguments = parser.parse_args()
+    program = required_program(parser, arguments.program, BENCH)
+    pages = arguments.pages or (128 if arguments.quick else 512)
+    replays, repetitions = (60, 5) if arguments.quick else (300, 15)
+    report = Report(arguments.json, machine_facts(arguments.shared))
+
+    def add_row(row: dict[str, Any]) -> None:
+        names = ("case", "system", "size", "value", "unit")
+        extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
+        report.add(*(row[name] for name in names), row.get("limit"), **extra)
+
+    shared, counts = str(arguments.shared), (str(pages), str(repetitions), str(arguments.threads))
+    status = check(report, program.with_name(CHECK), str(replays), shared)
+    if status == 0:
+        status = run_program([program, shared, *counts], add_row)
+    if status == SKIPPED:
+        print("no GPU here: nothing was measured")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
