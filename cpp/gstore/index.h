@@ -39,9 +39,10 @@ typedef struct tardis_gpu_index_entry {
 } tardis_gpu_index_entry;
 
 enum tardis_gpu_index_op {
-  TARDIS_GPU_INDEX_PUT = 0,   /* insert, or replace what is not newer */
-  TARDIS_GPU_INDEX_ADD = 1,   /* insert; leave what is there */
-  TARDIS_GPU_INDEX_ERASE = 2, /* remove what is not newer */
+  TARDIS_GPU_INDEX_PUT = 0,    /* insert, or replace what is not newer */
+  TARDIS_GPU_INDEX_ADD = 1,    /* insert; leave what is there */
+  TARDIS_GPU_INDEX_ERASE = 2,  /* remove what is not newer */
+  TARDIS_GPU_INDEX_FORGET = 3, /* remove what has this location, of whatever generation */
 };
 
 /* What became of a change. Only the first three changed anything. */
@@ -50,8 +51,8 @@ enum tardis_gpu_index_status {
   TARDIS_GPU_INDEX_REPLACED = 1,
   TARDIS_GPU_INDEX_ERASED = 2,
   TARDIS_GPU_INDEX_EXISTS = 3, /* ADD of a key that is there */
-  TARDIS_GPU_INDEX_STALE = 4,  /* what is there is newer */
-  TARDIS_GPU_INDEX_ABSENT = 5, /* ERASE of a key that is not there */
+  TARDIS_GPU_INDEX_STALE = 4,  /* what is there is newer; or, to FORGET, elsewhere */
+  TARDIS_GPU_INDEX_ABSENT = 5, /* ERASE or FORGET of a key that is not there */
   TARDIS_GPU_INDEX_FULL = 6,   /* both buckets of the key are full */
   TARDIS_GPU_INDEX_BUSY = 7,   /* another writer held the bucket beyond the deadline, or the operation is unknown */
   TARDIS_GPU_INDEX_STATUSES = 8,

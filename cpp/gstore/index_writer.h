@@ -35,9 +35,10 @@ class IndexWriter {
     place_ = place_of(key, space_of(identity_), index_.buckets);
     header_ = bucket_words(index_, place_.first) + kHeaderLane;
     const std::uint32_t op = op_of(identity_);
-    if (op > TARDIS_GPU_INDEX_ERASE) return Status::kBusy;
+    if (op > TARDIS_GPU_INDEX_FORGET) return Status::kBusy;
     if (!lock()) return Status::kBusy;
-    const Status status = op == TARDIS_GPU_INDEX_ERASE ? erase() : put(op == TARDIS_GPU_INDEX_ADD);
+    const bool removes = op == TARDIS_GPU_INDEX_ERASE || op == TARDIS_GPU_INDEX_FORGET;
+    const Status status = removes ? erase(op == TARDIS_GPU_INDEX_FORGET) : put(op == TARDIS_GPU_INDEX_ADD);
     unlock();
     return status;
   }
@@ -97,15 +98,19 @@ class IndexWriter {
     return find_in(place_.second, second_);
   }
 
-  TARDIS_GSTORE_FUNCTION bool newer(const Entry& entry) {
+  TARDIS_GSTORE_FUNCTION std::uint64_t in_record(const Entry& entry, int word) {
     const std::uint64_t* record = record_words(index_, entry.bucket, entry.lane);
-    return warp_.leader([&]() -> std::uint64_t { return load(record + kGeneration); }) > warp_.at(change_, kGeneration);
+    return warp_.leader([&]() -> std::uint64_t { return load(record + word); });
+  }
+  TARDIS_GSTORE_FUNCTION bool newer(const Entry& entry) {
+    return in_record(entry, kGeneration) > warp_.at(change_, kGeneration);
   }
 
-  TARDIS_GSTORE_FUNCTION Status erase() {
+  TARDIS_GSTORE_FUNCTION Status erase(bool by_location) {
     const Entry entry = find();
     if (entry.lane < 0) return Status::kAbsent;
-    if (newer(entry)) return Status::kStale;
+    const bool other = by_location ? in_record(entry, kLocation) != warp_.at(change_, kLocation) : newer(entry);
+    if (other) return Status::kStale;
     set_word(entry, next_word(entry.word, 0, EntryState::kEmpty));
     if (entry.bucket != place_.first) {
       warp_.ordered();  // forbids that a lookup is sent away while the entry is still there for others

@@ -4,7 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include "gio/prepare_kernel.h"
 #include "gio/ring_kernel.h"
 #include "gstore/restore_work.h"
 
@@ -55,9 +54,9 @@ struct Restore {
   T* list_of(T* lists, std::uint32_t source) const {
     return lists + std::uint64_t{source} * most;
   }
-  // Pieces of one layer between pages of the pools and objects, and their move.
-  int move(std::uint32_t layer, const std::uint32_t* pages, const std::uint32_t* count, const std::uint64_t* objects,
-           std::uint64_t base, std::uint64_t stride, tardis_gpu_direction direction, std::uint32_t ctas) const {
+  // One layer of pages to their objects in pinned memory.
+  int take_out(std::uint32_t layer, const std::uint32_t* pages, const std::uint32_t* count,
+               const std::uint64_t* objects, std::uint64_t base, std::uint64_t stride, std::uint32_t ctas) const {
     tardis_gpu_page_args args{};
     args.page_ids = pages;
     args.page_count = count;
@@ -70,7 +69,7 @@ struct Restore {
     args.key_layers = restore.places.key_layers;
     args.value_layers = restore.places.value_layers;
     args.layer = layer;
-    args.direction = direction;
+    args.direction = TARDIS_GPU_FROM_POOL;
     args.objects = objects;
     args.object_base = base;
     args.object_stride = stride;
@@ -84,37 +83,38 @@ struct Restore {
         .then([&] { return tardis_gpu_move(&moved, stream); })
         .error();
   }
-  gio::LayerPages layer_pages(std::uint32_t layer) const {
-    gio::LayerPages pages{};
-    pages.memory_pages = work.file_pages;
-    pages.file_pages = work.file_blocks;
-    pages.count = &work.counts->files;
-    const std::uint64_t* const pools[] = {restore.places.key_layers, restore.places.value_layers};
-    for (std::uint32_t side = 0; side < restore.shape.sides; ++side) {
-      pages.pools[side] = pools[side][layer];
-      pages.page_stride[side] = restore.shape.page_bytes;
-      pages.page_bytes[side] = restore.shape.page_bytes;
-    }
-    pages.first_block = layer * restore.places.layer_stride >> restore.shape.block_shift;
-    pages.page_blocks = restore.places.page_blocks;
-    const std::uint64_t each = sizeof(std::uint64_t) * restore.shape.layer_digests;
-    if (each != 0) pages.digests = reinterpret_cast<std::uint64_t>(work.digests) + layer * each;
-    pages.digest_stride = restore.shape.layers * each;
-    pages.block_shift = restore.shape.block_shift;
-    pages.most_bytes = restore.shape.command_bytes;
-    pages.op = gio::IoOp::kRead;
-    return pages;
+  gio::IoControlBlock iocb(std::uint32_t layer, gio::IoOp op, std::uint64_t deadline_ns) const {
+    const bool reads = op == gio::IoOp::kRead;
+    gio::IoControlBlock iocb{};
+    iocb.contexts = work.contexts + std::uint64_t{layer} * gio::kMostContexts;
+    iocb.count = &work.counts->contexts;
+    iocb.statuses = (reads ? work.statuses : work.write_statuses) + std::uint64_t{layer} * gio::kMostContexts;
+    iocb.reports = (reads ? work.reports : work.write_reports) + std::uint64_t{layer} * gio::kMostQueues;
+    iocb.ended = (reads ? work.ended : work.write_ended) + layer;
+    iocb.flag = (reads ? work.flags : work.write_flags) + layer;
+    iocb.deadline_ns = deadline_ns;
+    iocb.digested = restore.shape.layer_digests != 0;
+    return iocb;
   }
-  gio::IoControlBlock iocb(std::uint32_t layer, std::uint64_t deadline_ns) const {
-    return {work.contexts,
-            &work.counts->contexts,
-            work.statuses + std::uint64_t{layer} * gio::kMostContexts,
-            work.reports + std::uint64_t{layer} * gio::kMostQueues,
-            work.ended + layer,
-            work.flags + layer,
-            deadline_ns,
-            nullptr,
-            restore.shape.layer_digests != 0};
+  // The rings that carry out a layer's commands.
+  int run(std::uint32_t layer, gio::IoOp op, const void* queues, std::uint32_t rings, std::uint32_t ctas,
+          std::uint64_t deadline_ns) const {
+    const gio::IoControlBlock block = iocb(layer, op, deadline_ns);
+    return tardis_gpu_gio_run(static_cast<const gio::GrantedQueue*>(queues), rings, &block, ctas, stream);
+  }
+  // A layer's pages from pinned memory.
+  int land(std::uint32_t layer, std::uint32_t ctas) const {
+    const std::uint32_t pieces = most * restore.shape.sides;
+    const tardis_gpu_move_args moved{work.pieces + std::uint64_t{layer} * pieces, &work.counts->pieces, pieces, ctas};
+    return tardis_gpu_move(&moved, stream);
+  }
+  // No ring has ended, and no command has the status of an earlier one.
+  int clear(std::uint32_t* flags, std::uint32_t* statuses) const {
+    const std::uint64_t layers = restore.shape.layers;
+    return Sequence()
+        .then([&] { return cudaMemsetAsync(flags, 0, layers * sizeof *flags, stream); })
+        .then([&] { return cudaMemsetAsync(statuses, 0, layers * gio::kMostContexts * sizeof *statuses, stream); })
+        .error();
   }
 };
 
@@ -125,6 +125,14 @@ bool usable(const tardis_gpu_restore* restore) {
          places.page_blocks != nullptr && (places.digests != nullptr) == (restore->shape.layer_digests != 0) &&
          places.names != nullptr && places.layer_stride % (std::uint64_t{1} << restore->shape.block_shift) == 0 &&
          places.space <= 0xFFFF;
+}
+
+// The queue pairs can carry a layer's commands.
+bool fits(const tardis_gpu_restore& restore, std::uint32_t layer, const void* queues, std::uint32_t rings) {
+  if (layer >= restore.shape.layers || queues == nullptr || rings == 0) return false;
+  const auto& granted = *static_cast<const gio::GrantedQueue*>(queues);
+  return granted.block_shift == restore.shape.block_shift && granted.slot_bytes >= restore.shape.command_bytes &&
+         granted.most_bytes >= restore.shape.command_bytes;
 }
 
 }  // namespace
@@ -159,13 +167,15 @@ int tardis_gpu_restore_load(void) {
   return Sequence()
       .then(tardis_gpu_mover_prepare)
       .then(tardis_gpu_gio_load)
-      .then(tardis_gpu_gio_prepare_load)
       .then(load_restore_plan)
       .then(load_restore_digests)
+      .then(load_restore_commands)
       .then(load_restore_judge)
       .then(load_restore_insert)
       .then(load_restore_moves)
       .then(load_restore_leave)
+      .then(load_restore_homes)
+      .then(load_restore_written)
       .error();
 }
 
@@ -175,14 +185,9 @@ int tardis_gpu_restore_begin(const tardis_gpu_restore* restore, const void* keys
   if (!usable(restore) || keys == nullptr || count == nullptr || results == nullptr) return cudaErrorInvalidValue;
   const Restore r(*restore, cuda_stream);
   const RestoreWork& w = r.work;
-  const std::uint64_t layers = restore->shape.layers;
   std::uint32_t* const counts = w.counts->sources;
   return Sequence()
-      .then([&] { return cudaMemsetAsync(w.flags, 0, layers * sizeof *w.flags, r.stream); })
-      // A ring may end before it has taken every command: those must not have the status of an earlier restore.
-      .then([&] {
-        return cudaMemsetAsync(w.statuses, 0, layers * tardis::gio::kMostContexts * sizeof *w.statuses, r.stream);
-      })
+      .then([&] { return r.clear(w.flags, w.statuses); })
       .then([&] {
         return tardis_gpu_index_lookup(&restore->places.index, keys, count, r.most,
                                        static_cast<std::uint16_t>(restore->places.space), w.answers,
@@ -211,27 +216,17 @@ int tardis_gpu_restore_begin(const tardis_gpu_restore* restore, const void* keys
       .then([&] {
         return restore->shape.layer_digests == 0 ? cudaSuccess : launch_restore_digests(*restore, w, r.stream);
       })
+      .then([&] { return launch_restore_commands(*restore, w, tardis::gio::IoOp::kRead, r.stream); })
       .error();
 }
 
 int tardis_gpu_restore_layer(const tardis_gpu_restore* restore, uint32_t layer, const void* queues, uint32_t rings,
                              uint32_t mover_ctas, uint64_t deadline_ns, void* cuda_stream) {
-  if (!usable(restore) || layer >= restore->shape.layers || queues == nullptr) return cudaErrorInvalidValue;
-  const auto* const granted = static_cast<const tardis::gio::GrantedQueue*>(queues);
-  if (rings == 0 || granted->block_shift != restore->shape.block_shift ||
-      granted->slot_bytes < restore->shape.command_bytes || granted->most_bytes < restore->shape.command_bytes) {
-    return cudaErrorInvalidValue;
-  }
+  if (!usable(restore) || !tardis::gstore::fits(*restore, layer, queues, rings)) return cudaErrorInvalidValue;
   const Restore r(*restore, cuda_stream);
-  const tardis::gio::LayerPages pages = r.layer_pages(layer);
-  const tardis::gio::IoControlBlock iocb = r.iocb(layer, deadline_ns);
   return Sequence()
-      .then([&] {
-        return r.move(layer, r.work.dram_pages, &r.work.counts->drams, r.work.dram_objects, 0, 0, TARDIS_GPU_TO_POOL,
-                      mover_ctas);
-      })
-      .then([&] { return tardis_gpu_gio_prepare(&pages, r.work.contexts, &r.work.counts->contexts, r.stream); })
-      .then([&] { return tardis_gpu_gio_run(granted, rings, &iocb, mover_ctas, r.stream); })
+      .then([&] { return r.land(layer, mover_ctas); })
+      .then([&] { return r.run(layer, tardis::gio::IoOp::kRead, queues, rings, mover_ctas, deadline_ns); })
       .error();
 }
 
@@ -284,8 +279,31 @@ int tardis_gpu_restore_copy_new(const tardis_gpu_restore* restore, uint32_t laye
                                 uint32_t mover_ctas, void* cuda_stream) {
   if (!usable(restore) || layer >= restore->shape.layers || staging == 0) return cudaErrorInvalidValue;
   const Restore r(*restore, cuda_stream);
-  return r.move(layer, r.work.new_pages, &r.work.counts->news, nullptr, staging, stride, TARDIS_GPU_FROM_POOL,
-                mover_ctas);
+  return r.take_out(layer, r.work.new_pages, &r.work.counts->news, nullptr, staging, stride, mover_ctas);
+}
+
+int tardis_gpu_restore_write_begin(const tardis_gpu_restore* restore, void* cuda_stream) {
+  if (!usable(restore)) return cudaErrorInvalidValue;
+  const Restore r(*restore, cuda_stream);
+  return Sequence()
+      .then([&] { return r.clear(r.work.write_flags, r.work.write_statuses); })
+      .then([&] { return tardis::gstore::launch_restore_homes(*restore, r.work, r.stream); })
+      .then([&] {
+        return tardis::gstore::launch_restore_commands(*restore, r.work, tardis::gio::IoOp::kWrite, r.stream);
+      })
+      .error();
+}
+
+int tardis_gpu_restore_write_layer(const tardis_gpu_restore* restore, uint32_t layer, const void* queues,
+                                   uint32_t rings, uint32_t mover_ctas, uint64_t deadline_ns, void* cuda_stream) {
+  if (!usable(restore) || !tardis::gstore::fits(*restore, layer, queues, rings)) return cudaErrorInvalidValue;
+  return Restore(*restore, cuda_stream).run(layer, tardis::gio::IoOp::kWrite, queues, rings, mover_ctas, deadline_ns);
+}
+
+int tardis_gpu_restore_write_end(const tardis_gpu_restore* restore, void* cuda_stream) {
+  if (!usable(restore)) return cudaErrorInvalidValue;
+  const Restore r(*restore, cuda_stream);
+  return tardis::gstore::launch_restore_written(*restore, r.work, r.stream);
 }
 
 int tardis_gpu_restore_to_dram(const tardis_gpu_restore* restore, const uint32_t* want, uint32_t bonus, void* scratch,
@@ -307,9 +325,7 @@ int tardis_gpu_restore_to_dram(const tardis_gpu_restore* restore, const uint32_t
       })
       .then([&] { return launch_restore_moves(*restore, w, &w.counts->found, r.stream); });
   for (std::uint32_t layer = 0; layer < restore->shape.layers; ++layer) {
-    sequence.then([&] {
-      return r.move(layer, w.dram_pages, &w.counts->moves, w.dram_objects, 0, 0, TARDIS_GPU_FROM_POOL, mover_ctas);
-    });
+    sequence.then([&] { return r.take_out(layer, w.dram_pages, &w.counts->moves, w.dram_objects, 0, 0, mover_ctas); });
   }
   return sequence
       .then([&] {

@@ -38,7 +38,7 @@ typedef struct tardis_gpu_restore_places {
   uint64_t dram_stride;          /* from one to the next */
   uint64_t layer_stride;         /* of an object in pinned memory and on the drive; bytes [layer][K,V] */
   const uint64_t* page_blocks;   /* first block on the drive of each file block */
-  const uint64_t* digests;       /* of each file block [layer][digest]; NULL if layer_digests is 0 */
+  uint64_t* digests;             /* of each file block [layer][digest]; NULL if layer_digests is 0 */
   tardis_gpu_index_entry* names; /* device memory, one for each row: what pages are called that no file has */
   uint32_t space;                /* namespace of the keys */
   uint32_t reserved;
@@ -72,6 +72,7 @@ typedef struct tardis_gpu_restore_result {
 typedef struct tardis_gpu_restore_counts {
   uint64_t sources[TARDIS_GPU_SOURCES];           /* of classify */
   uint64_t outcomes[TARDIS_GPU_RESTORE_OUTCOMES]; /* counted by end */
+  uint64_t written;                               /* new pages that have a file block by write_end */
 } tardis_gpu_restore_counts;
 
 /* Of device memory, aligned to 256 bytes and zeroed; 0: a shape that makes no sense. */
@@ -110,6 +111,15 @@ TARDIS_GPU_API int tardis_gpu_restore_commit(const tardis_gpu_restore* restore, 
  * at staging + k * stride. */
 TARDIS_GPU_API int tardis_gpu_restore_copy_new(const tardis_gpu_restore* restore, uint32_t layer, uint64_t staging,
                                                uint64_t stride, uint32_t mover_ctas, void* cuda_stream);
+
+/* The new pages to a drive that the block table's file blocks are of (a raw namespace; a store is written by the host):
+ * write_begin behind commit, every layer, write_end. Until then the pages are as others without a file block; where the
+ * write fails, or there is no free block, they stay so. Rings make the digests. */
+TARDIS_GPU_API int tardis_gpu_restore_write_begin(const tardis_gpu_restore* restore, void* cuda_stream);
+TARDIS_GPU_API int tardis_gpu_restore_write_layer(const tardis_gpu_restore* restore, uint32_t layer, const void* queues,
+                                                  uint32_t rings, uint32_t mover_ctas, uint64_t deadline_ns,
+                                                  void* cuda_stream);
+TARDIS_GPU_API int tardis_gpu_restore_write_end(const tardis_gpu_restore* restore, void* cuda_stream);
 
 /* Moves the *want (at most max_pages) least valuable pages without a reference from HBM to pinned memory, as far as
  * there is room, or (to_files) out of HBM or pinned memory: to their file block, or, where they have none, out of the

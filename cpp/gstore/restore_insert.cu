@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
     entry.space = static_cast<std::uint16_t>(restore.places.space);
     entry.op = TARDIS_GPU_INDEX_PUT;
     work.entries[k] = entry;
-    entry.op = TARDIS_GPU_INDEX_ERASE;
+    entry.op = TARDIS_GPU_INDEX_FORGET;
     restore.places.names[number_of(entry.location)] = entry;
   }
 }

@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(kThreads)
       tardis_gpu_index_entry entry{};
 #pragma unroll
       for (int word = 0; word < 4; ++word) entry.key[word] = keys[4 * std::uint64_t{i} + word];
-      entry.generation = work.answers[i].generation;
+      entry.location = result.handle;
       entry.space = static_cast<std::uint16_t>(restore.places.space);
-      entry.op = TARDIS_GPU_INDEX_ERASE;
+      entry.op = TARDIS_GPU_INDEX_FORGET;
       work.entries[at] = entry;
     }
     result.page = kNone;

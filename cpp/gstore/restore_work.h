@@ -17,7 +17,7 @@ enum RestoreTicket { kLookupTicket, kFileTicket, kDramTicket, kNewTicket, kEndTi
 // A list that a kernel fills and later ones read.
 struct RestoreCounts {
   std::uint32_t sources[8];  // list_counts of classify
-  std::uint32_t files, drams, news, undo, drop, moves, pieces, contexts, homes, lost, found;
+  std::uint32_t files, drams, news, undo, drop, moves, pieces, contexts, homes, lost, found, writes;
   std::uint32_t errors;
 };
 
@@ -45,10 +45,15 @@ struct RestoreWork {
   std::uint64_t *undo, *drop;
   tardis_gpu_index_entry* entries;
   // of movers and rings
-  tardis_gpu_piece* pieces;
-  gio::IoContext* contexts;
+  tardis_gpu_piece* pieces;                 // [layer][sides * max_pages]
+  gio::IoContext* contexts;                 // [layer][kMostContexts]
   std::uint32_t *statuses, *ended, *flags;  // [layer][kMostContexts], [layer], [layer]
   gio::RingReport* reports;                 // [layer][kMostQueues]
+  // of writes: by position in their list, and as above
+  std::uint32_t *write_pages, *write_blocks;
+  std::uint64_t *write_handles, *write_digests;
+  std::uint32_t *write_statuses, *write_ended, *write_flags;
+  gio::RingReport* write_reports;
 
   std::uint64_t bytes;
 
@@ -77,12 +82,20 @@ struct RestoreWork {
     }
     at.take(work.digests, n * layers * shape.layer_digests);
     at.take(work.entries, n);
-    at.take(work.pieces, n * 2);
-    at.take(work.contexts, gio::kMostContexts);
+    at.take(work.pieces, layers * shape.sides * n);
+    at.take(work.contexts, layers * gio::kMostContexts);
     at.take(work.statuses, layers * gio::kMostContexts);
     at.take(work.ended, layers);
     at.take(work.flags, layers);
     at.take(work.reports, layers * gio::kMostQueues);
+    at.take(work.write_pages, n);
+    at.take(work.write_blocks, n);
+    at.take(work.write_handles, n);
+    at.take(work.write_digests, n * layers * shape.layer_digests);
+    at.take(work.write_statuses, layers * gio::kMostContexts);
+    at.take(work.write_ended, layers);
+    at.take(work.write_flags, layers);
+    at.take(work.write_reports, layers * gio::kMostQueues);
     work.bytes = at.used;
     return work;
   }
@@ -109,6 +122,9 @@ int launch_restore_plan(const tardis_gpu_restore& restore, const RestoreWork& wo
                         tardis_gpu_restore_result* results, cudaStream_t stream);
 // The digests that pages from files must have.
 int launch_restore_digests(const tardis_gpu_restore& restore, const RestoreWork& work, cudaStream_t stream);
+// What rings and movers have to do for every layer.
+int launch_restore_commands(const tardis_gpu_restore& restore, const RestoreWork& work, gio::IoOp op,
+                            cudaStream_t stream);
 // What became of pages from files, and of every key.
 int launch_restore_judge(const tardis_gpu_restore& restore, const RestoreWork& work, const void* keys,
                          const std::uint32_t* count, tardis_gpu_restore_result* results, cudaStream_t stream);
@@ -120,12 +136,18 @@ int launch_restore_moves(const tardis_gpu_restore& restore, const RestoreWork& w
                          cudaStream_t stream);
 // Candidates apart: which have a file block, and which would be lost.
 int launch_restore_leave(const tardis_gpu_restore& restore, const RestoreWork& work, cudaStream_t stream);
+// File blocks for the new pages, and what became of their writes.
+int launch_restore_homes(const tardis_gpu_restore& restore, const RestoreWork& work, cudaStream_t stream);
+int launch_restore_written(const tardis_gpu_restore& restore, const RestoreWork& work, cudaStream_t stream);
 // Loads the kernel.
 int load_restore_plan();
 int load_restore_digests();
+int load_restore_commands();
 int load_restore_judge();
 int load_restore_insert();
 int load_restore_moves();
 int load_restore_leave();
+int load_restore_homes();
+int load_restore_written();
 
 }  // namespace tardis::gstore

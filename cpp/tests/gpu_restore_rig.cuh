@@ -22,6 +22,7 @@ struct RestoreRigOptions {
   std::uint32_t command_bytes = 32 << 10;
   std::uint32_t queues = 4, entries = 256, controller_threads = 4, ctas = 4;
   bool digests = true;
+  bool raw = false;  // no store: a namespace in memory, that rings write
 };
 
 class RestoreRig {
@@ -31,7 +32,7 @@ class RestoreRig {
 
   explicit RestoreRig(const RestoreRigOptions& o)
       : options(o),
-        store(RestoreStore::open(o.parent, o.shape, o.objects)),
+        store(o.raw ? nullptr : RestoreStore::open(o.parent, o.shape, o.objects)),
         files(static_cast<std::uint32_t>(o.objects)),
         blocks(o.hbm, o.dram, files, o.rows),
         table(2 * o.objects + o.rows),
@@ -43,9 +44,14 @@ class RestoreRig {
         value_layers(mapped_array<std::uint64_t>(o.shape.layers)),
         names(device_array<tardis_gpu_index_entry>(o.rows)) {
     std::memset(dram.get(), 0x5A, o.shape.bytes() * o.dram);
-    store->start_mirror(files, kBlockShift, page_blocks.get(), o.digests ? digests.get() : nullptr);
     gio::testing::GpuRigOptions session;
-    session.store = store->store();
+    if (o.raw) {
+      session.bytes = o.shape.bytes() * files;
+      for (std::uint32_t file = 0; file < files; ++file) page_blocks[file] = file * o.shape.bytes() >> kBlockShift;
+    } else {
+      store->start_mirror(files, kBlockShift, page_blocks.get(), o.digests ? digests.get() : nullptr);
+      session.store = store->store();
+    }
     session.block_shift = kBlockShift;
     session.controller_threads = o.controller_threads;
     session.queues = o.queues;

@@ -142,16 +142,21 @@ TEST(GstoreIndex, RandomChangesAgreeWithAMap) {
   for (int step = 0; step < 60'000; ++step) {
     const Key& key = universe[random() % universe.size()];
     // Grows in one half of the time and shrinks in the other.
-    const auto op = static_cast<std::uint8_t>(step / 10'000 % 2 == 0 || random() % 3 == 0 ? random() % 2 : 2);
+    const auto op =
+        static_cast<std::uint8_t>(step / 10'000 % 2 == 0 || random() % 3 == 0 ? random() % 2 : 2 + random() % 2);
     tardis_gpu_index_entry change = entry_of(key, static_cast<std::uint64_t>(step) / 1000 + random() % 3, kSpace, op);
     const Status status = index.apply(change);
     ++seen[status];
     change.op = 0;
     const auto known = model.find(words_of(key));
-    Status expected = op == TARDIS_GPU_INDEX_ERASE ? Status::kAbsent : Status::kInserted;
+    const bool removes = op == TARDIS_GPU_INDEX_ERASE || op == TARDIS_GPU_INDEX_FORGET;
+    Status expected = removes ? Status::kAbsent : Status::kInserted;
     if (known != model.end()) {
       if (op == TARDIS_GPU_INDEX_ADD) {
         expected = Status::kExists;
+      } else if (op == TARDIS_GPU_INDEX_FORGET) {
+        expected = known->second.location == change.location ? Status::kErased : Status::kStale;
+        if (expected == Status::kErased) model.erase(known);
       } else if (known->second.generation > change.generation) {
         expected = Status::kStale;
       } else {
@@ -159,7 +164,7 @@ TEST(GstoreIndex, RandomChangesAgreeWithAMap) {
         if (op == TARDIS_GPU_INDEX_ERASE) model.erase(known);
         if (op == TARDIS_GPU_INDEX_PUT) known->second = change;
       }
-    } else if (op != TARDIS_GPU_INDEX_ERASE) {
+    } else if (!removes) {
       if (status == Status::kFull) expected = Status::kFull;
       if (status != Status::kFull) model.emplace(words_of(key), change);
     }
@@ -219,7 +224,7 @@ TEST(GstoreIndex, AFullTableTellsAndLosesNothing) {
 
 TEST(GstoreIndex, UnknownOperationIsRefused) {
   HostIndex index(4);
-  EXPECT_EQ(index.apply(entry_of(key_of(1), 1, 0, 3)), Status::kBusy);
+  EXPECT_EQ(index.apply(entry_of(key_of(1), 1, 0, 4)), Status::kBusy);
   expect_at_rest(index, 0, 0);
 }
 
