@@ -17,14 +17,13 @@ __device__ gio::LayerPages layer_pages(const tardis_gpu_restore& restore, const 
   gio::LayerPages pages{};
   pages.memory_pages = reads ? work.file_pages : work.write_pages;
   pages.file_pages = reads ? work.file_blocks : work.write_blocks;
-  pages.pools[0] = restore.places.key_layers[layer];
+  pages.pools[0] = work.pools[layer];
   pages.page_stride[0] = pages.page_bytes[0] = restore.shape.page_bytes;
   if (restore.shape.sides == 2) {
-    pages.pools[1] = restore.places.value_layers[layer];
+    pages.pools[1] = work.pools[restore.shape.layers + layer];
     pages.page_stride[1] = pages.page_bytes[1] = restore.shape.page_bytes;
   }
   pages.first_block = layer * restore.places.layer_stride >> restore.shape.block_shift;
-  pages.page_blocks = restore.places.page_blocks;
   if (each != 0) {
     pages.digests = reinterpret_cast<std::uint64_t>(reads ? work.digests : work.write_digests) + layer * each;
   }
@@ -43,7 +42,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t commands = pages.commands_per_page();
   const std::uint32_t contexts = (op == IoOp::kRead ? work.counts->files : work.counts->writes) * commands;
   if (at < contexts) {
-    work.contexts[std::uint64_t{layer} * gio::kMostContexts + at] = pages.context(at / commands, at % commands);
+    gio::IoContext context = pages.context(at / commands, at % commands);  // as if every page began at block 0
+    context.block += (op == IoOp::kRead ? work.file_firsts : work.write_firsts)[at / commands];
+    work.contexts[std::uint64_t{layer} * gio::kMostContexts + at] = context;
   }
   if (layer == 0 && at == 0) work.counts->contexts = contexts;
   if (op != IoOp::kRead) return;

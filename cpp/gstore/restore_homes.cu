@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(kRankThreads)
     if (!has) continue;
     work.write_pages[position] = work.new_pages[k];
     work.write_blocks[position] = block;
+    work.write_firsts[position] = restore.places.page_blocks[block];
     work.write_handles[position] = work.new_handles[work.places[work.new_keys[k]] & 0xFFFFFFu];
   }
   if (threadIdx.x == 0) work.counts->writes = ranks.totals[0];

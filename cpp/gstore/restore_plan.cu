@@ -26,6 +26,11 @@ __global__ void __launch_bounds__(kRankThreads)
       work.places[work.lists[source * most + k]] = source << kPlaceBits | k;
     }
   }
+  const std::uint32_t layers = restore.shape.layers;
+  for (std::uint32_t layer = threadIdx.x; layer < layers; layer += kRankThreads) {
+    work.pools[layer] = restore.places.key_layers[layer];
+    if (restore.shape.sides == 2) work.pools[layers + layer] = restore.places.value_layers[layer];
+  }
   ranks.start();  // its barrier also forbids that places are read before all are written
   for (std::uint32_t first = 0; first < count; first += kRankThreads) {
     const std::uint32_t i = first + threadIdx.x;
@@ -75,6 +80,7 @@ __global__ void __launch_bounds__(kRankThreads)
     } else if (list == kFiles) {
       work.file_pages[position] = static_cast<std::uint32_t>(result.page);
       work.file_blocks[position] = static_cast<std::uint32_t>(from - files);
+      work.file_firsts[position] = restore.places.page_blocks[from - files];
       work.file_keys[position] = i;
     } else if (list == kNews) {
       work.new_pages[position] = static_cast<std::uint32_t>(result.page);

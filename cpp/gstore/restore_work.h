@@ -41,7 +41,9 @@ struct RestoreWork {
   std::uint32_t *dram_pages, *dram_keys;
   std::uint64_t* dram_objects;
   std::uint32_t *new_pages, *new_keys;
-  std::uint64_t* digests;  // [file][layer][digest]
+  std::uint64_t* file_firsts;  // first block on the drive
+  std::uint64_t* pools;        // [side][layer]; copies, since every thread that makes commands wants them
+  std::uint64_t* digests;      // [file][layer][digest]
   std::uint64_t *undo, *drop;
   tardis_gpu_index_entry* entries;
   // of movers and rings
@@ -51,7 +53,7 @@ struct RestoreWork {
   gio::RingReport* reports;                 // [layer][kMostQueues]
   // of writes: by position in their list, and as above
   std::uint32_t *write_pages, *write_blocks;
-  std::uint64_t *write_handles, *write_digests;
+  std::uint64_t *write_firsts, *write_handles, *write_digests;
   std::uint32_t *write_statuses, *write_ended, *write_flags;
   gio::RingReport* write_reports;
 
@@ -80,6 +82,8 @@ struct RestoreWork {
                          &work.new_pages, &work.new_keys}) {
       at.take(*array, n);
     }
+    at.take(work.file_firsts, n);
+    at.take(work.pools, layers * 2);
     at.take(work.digests, n * layers * shape.layer_digests);
     at.take(work.entries, n);
     at.take(work.pieces, layers * shape.sides * n);
@@ -90,6 +94,7 @@ struct RestoreWork {
     at.take(work.reports, layers * gio::kMostQueues);
     at.take(work.write_pages, n);
     at.take(work.write_blocks, n);
+    at.take(work.write_firsts, n);
     at.take(work.write_handles, n);
     at.take(work.write_digests, n * layers * shape.layer_digests);
     at.take(work.write_statuses, layers * gio::kMostContexts);

@@ -190,8 +190,9 @@ class RestoreBench {
   double files_rate() {
     std::vector<double> rates;
     const std::uint64_t bytes = rig_.options.shape.bytes() * std::min(rig_.options.dram, rig_.options.max_pages);
+    const std::uint64_t window = std::uint64_t{rig_.gpu->rings()} * rig_.options.entries * rig_.options.command_bytes;
     for (int i = 0; i < 5; ++i) {
-      rates.push_back(rig_.store->read_rate(std::thread::hardware_concurrency(), rig_.dram.get(), bytes,
+      rates.push_back(rig_.store->read_rate(std::thread::hardware_concurrency(), rig_.dram.get(), window, bytes,
                                             rig_.options.shape.layer_bytes()));
     }
     return median(rates);

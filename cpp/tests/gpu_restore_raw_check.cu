@@ -60,9 +60,9 @@ void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replay
   });
 
   std::map<std::uint64_t, std::uint64_t> handles;  // of numbers that were computed
-  std::set<std::uint64_t> damaged_blocks;
+  std::set<std::uint64_t> damaged;                 // numbers whose block on the drive was changed since it was written
   std::uint64_t sources[TARDIS_GPU_SOURCES] = {}, outcomes[TARDIS_GPU_RESTORE_OUTCOMES] = {}, compared = 0;
-  std::uint64_t failed_writes = 0, first_files = 0;
+  std::uint64_t failed_writes = 0, changed = 0;
   for (int replay = 0; replay < replays; ++replay) {
     const std::uint32_t n = 1 + static_cast<std::uint32_t>(random() % options.max_pages);
     std::set<std::uint64_t> chosen;
@@ -98,13 +98,11 @@ void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replay
     for (std::uint32_t i = 0; i < n; ++i) {
       const tardis_gpu_restore_result& result = results[i];
       int source = TARDIS_GPU_SOURCE_MISS;
-      std::uint64_t block = kNone;
       if (const auto known = handles.find(asked[i]); known != handles.end()) {
         const std::uint32_t row = number_of(known->second);
         const Row found{rows[2 * row], rows[2 * row + 1]};
         if (is_row_of(found, known->second)) {
-          block = block_of(found);
-          source = static_cast<int>(tier_of(rig.blocks.table, block));
+          source = static_cast<int>(tier_of(rig.blocks.table, block_of(found)));
         }
       }
       expect(static_cast<int>(result.source) == source, "source of a key", result.source, source);
@@ -119,10 +117,12 @@ void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replay
         held.push_back(result.handle);
         ++compared;
       }
-      if (result.outcome == TARDIS_GPU_RESTORE_NEW) handles[asked[i]] = result.handle;
+      if (result.outcome == TARDIS_GPU_RESTORE_NEW) {
+        handles[asked[i]] = result.handle;
+        damaged.erase(asked[i]);
+      }
       if (source == TARDIS_GPU_SOURCE_FILE && result.outcome != TARDIS_GPU_RESTORE_NO_ROOM) {
-        const bool bad = damaged_blocks.count(block - files) != 0;
-        if (bad) {
+        if (damaged.count(asked[i]) != 0) {
           expect(result.outcome != TARDIS_GPU_RESTORE_LANDED, "a damaged page, not served", result.outcome);
         } else if (!write_fails) {
           expect(result.outcome == TARDIS_GPU_RESTORE_LANDED, "landed from the drive", result.outcome);
@@ -131,19 +131,20 @@ void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replay
       if (result.outcome == TARDIS_GPU_RESTORE_DAMAGED) handles.erase(asked[i]);
     }
     rig.unref(held, stream);
-    // A block that was damaged is whole again when it is written anew.
     if (replay % 5 == 2) {
       const auto now = copy(rig.blocks.table.rows, 2 * std::size_t{options.rows});
-      damaged_blocks.clear();
       std::size_t left = 4;
       for (const auto& [number, handle] : handles) {
         const Row found{now[2 * number_of(handle)], now[2 * number_of(handle) + 1]};
-        if (left == 0 || !is_row_of(found, handle) || block_of(found) < files || random() % 4 != 0) continue;
+        if (left == 0 || !is_row_of(found, handle) || block_of(found) < files || random() % 4 != 0 ||
+            damaged.count(number) != 0) {
+          continue;
+        }
         rig.gpu->rig().media()[(block_of(found) - files) * shape.bytes() + random() % shape.bytes()] ^= std::byte{0x10};
-        damaged_blocks.insert(block_of(found) - files);
+        damaged.insert(number);
         --left;
       }
-      first_files += 4 - left;
+      changed += 4 - left;
     }
     want[0] = static_cast<std::uint32_t>(random() % 40);
     want[1] = static_cast<std::uint32_t>(random() % 100);
@@ -172,7 +173,7 @@ void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replay
       static_cast<unsigned long long>(sources[1]), static_cast<unsigned long long>(sources[2]),
       static_cast<unsigned long long>(sources[3]), static_cast<unsigned long long>(outcomes[2]),
       static_cast<unsigned long long>(counts.written), static_cast<unsigned long long>(outcomes[5]),
-      static_cast<unsigned long long>(first_files), static_cast<unsigned long long>(outcomes[6]),
+      static_cast<unsigned long long>(changed), static_cast<unsigned long long>(outcomes[6]),
       static_cast<unsigned long long>(outcomes[4]), static_cast<unsigned long long>(compared));
 }
 

@@ -146,7 +146,8 @@ class Rig final : public RestoreStore {
     return true;
   }
 
-  double read_rate(unsigned threads, void* memory, std::uint64_t bytes, std::uint64_t each) override {
+  double read_rate(unsigned threads, void* memory, std::uint64_t window, std::uint64_t bytes,
+                   std::uint64_t each) override {
     std::vector<int> files;
     for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/segments")) {
       files.push_back(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
@@ -160,7 +161,8 @@ class Rig final : public RestoreStore {
         for (std::uint64_t i = t; i < pieces; i += threads) {
           const int fd = files[i / in_file % files.size()];
           const auto offset = static_cast<off_t>((2u << 20) + i % in_file * each);
-          if (::pread(fd, static_cast<std::byte*>(memory) + i * each, each, offset) < 0) stop("pread");
+          if (::pread(fd, static_cast<std::byte*>(memory) + i % (window / each) * each, each, offset) < 0)
+            stop("pread");
         }
       });
     }

@@ -45,8 +45,10 @@ class RestoreStore {
   virtual bool has(std::uint64_t number) = 0;
   virtual void corrupt(std::uint64_t number, std::uint64_t byte) = 0;  // behind the store's back
   virtual bool get(std::uint64_t number) = 0;                          // whether its bytes can be had, and are right
-  // Bytes a second that so many threads read of the store's files by pread, `each` at a time, into `memory`.
-  virtual double read_rate(unsigned threads, void* memory, std::uint64_t bytes, std::uint64_t each) = 0;
+  // Bytes a second that so many threads read of the store's files by pread, `each` at a time, over and over into
+  // `window` bytes at `memory`.
+  virtual double read_rate(unsigned threads, void* memory, std::uint64_t window, std::uint64_t bytes,
+                           std::uint64_t each) = 0;
 
   virtual void start_mirror(std::uint32_t file_blocks, std::uint32_t block_shift, std::uint64_t* page_blocks,
                             std::uint64_t* digests) = 0;
