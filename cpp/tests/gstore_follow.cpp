@@ -186,20 +186,27 @@ TEST_F(GstoreFollow, OtherNamespacesAreNotMirrored) {
 }
 
 TEST_F(GstoreFollow, WhatAnotherProcessStores) {
-  start();
-  Device device(100);
-  update(device);
-  const pid_t child = ::fork();
+  int start_it[2];
+  ASSERT_EQ(::pipe(start_it), 0);
+  const pid_t child = ::fork();  // before this process has threads
   ASSERT_GE(child, 0);
   if (child == 0) {
+    char go = 0;
+    if (::read(start_it[0], &go, 1) != 1) ::_exit(3);
     auto store = open_store(folder_.path() + "/store", small_store(8), false);
     if (store == nullptr) ::_exit(1);
     Space space(*store, 1, layout());
     const bool stored = space.put(5, 0, 6) == 6 && store->flush();
     ::_exit(stored && store->close() ? 0 : 2);
   }
+  start();
+  Device device(100);
+  update(device);
+  ASSERT_EQ(::write(start_it[1], "g", 1), 1);
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ::close(start_it[0]);
+  ::close(start_it[1]);
   ASSERT_EQ(status, 0);
   update(device);
   EXPECT_EQ(device.rows(), 6u);
