@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Restores that the GPU drives by itself from a live store: checked first, then timed by where the pages are.
 
-First tardis_gpu_restore_check, whose failures are the first row: one CUDA graph, replayed with other keys, beside a
-store that drops, replaces and damages objects; every page is compared word for word with what its key stands for. Then
-tardis_gpu_restore_bench, a row for each line:
+First tardis_gpu_restore_check and tardis_gpu_restore_raw_check, whose failures are the first rows: one CUDA graph,
+replayed with other keys, beside a store that drops, replaces and damages objects, or over a namespace in memory that
+rings write; every page is compared word for word with what its key stands for. Then tardis_gpu_restore_bench, a row
+for each line:
 
 copy engine             the limit of the link in the same run, pinned memory to HBM
-pread                   the limit of the host: the controller's number of threads read the store's files
+pread                   a thread for each core reads the store's files
 nodes                   of a restore's graph
+begin and end           of hits in HBM, without the kernels of the layers
 restore from ...        from before the graph's first kernel to behind its last one, for 64 and all pages; us, and GB/s
 
-No drive takes part: the store's files are in --shared, a tmpfs unless told otherwise, and threads of the host (the
+No drive takes part: it is a namespace in memory, or a store's files in --shared (a tmpfs, unless told otherwise), and
+threads of the host (the
 software controller's) work for every command, which with a drive none would.
 """
 
@@ -24,18 +27,19 @@ from typing import Any
 
 from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
 
-BENCH, CHECK = "tardis_gpu_restore_bench", "tardis_gpu_restore_check"
+BENCH = "tardis_gpu_restore_bench"
+CHECK, RAW_CHECK = "tardis_gpu_restore_check", "tardis_gpu_restore_raw_check"
 SKIPPED = 77
 
 
-def check(report: Report, *command: str | pathlib.Path) -> int:
+def check(report: Report, system: str, *command: str | pathlib.Path) -> int:
     """Run the check; its failures become a row."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="", end="", flush=True)
     lines = done.stdout.splitlines()
     if done.returncode in (0, 1) and lines and lines[-1].endswith("failures"):
         wrong = int(lines[-1].split()[0])
-        report.add("against a model", "restores by the GPU", f"{command[1]} replays", wrong, "wrong", output=lines)
+        report.add("against a model", system, f"{command[1]} replays", wrong, "wrong", output=lines)
     return done.returncode
 
 
@@ -58,7 +62,8 @@ def main() -> int:
         report.add(*(row[name] for name in names), row.get("limit"), **extra)
 
     shared, counts = str(arguments.shared), (str(pages), str(repetitions), str(arguments.threads))
-    status = check(report, program.with_name(CHECK), str(replays), shared)
+    status = check(report, "restores by the GPU", program.with_name(CHECK), str(replays), shared)
+    status = status or check(report, "the same, raw namespace", program.with_name(RAW_CHECK), str(replays))
     if status == 0:
         status = run_program([program, shared, *counts], add_row)
     if status == SKIPPED:
