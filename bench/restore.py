@@ -13,8 +13,7 @@ begin and end           of hits in HBM, without the kernels of the layers
 restore from ...        from before the graph's first kernel to behind its last one, for 64 and all pages; us, and GB/s
 
 No drive takes part: it is a namespace in memory, or a store's files in --shared (a tmpfs, unless told otherwise), and
-threads of the host (the
-software controller's) work for every command, which with a drive none would.
+threads of the host (the software controller's) work for every command, which with a drive none would.
 """
 
 from __future__ import annotations
