@@ -37,7 +37,7 @@ tardis_code tardis_index_place(tardis_gpu_index* index, void* memory, uint64_t b
     index->words = static_cast<std::uint64_t*>(memory);
     index->records = index->words + buckets * gstore::kLanes;
     index->buckets = static_cast<std::uint32_t>(buckets);
-    index->reserved = 0;
+    index->patience = 0;
     return {};
   });
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <utility>
 
 namespace tardis::gio {
 namespace {
@@ -146,6 +147,8 @@ Status Grant::renew() {
 
 Status Grant::close() {
   auto closed = close_queues();
+  while (!direct_regions_.empty()) remove_region(reinterpret_cast<void*>(direct_regions_.back().begin));
+  if (lists_ != nullptr) driver_->unregister_memory(std::exchange(lists_, nullptr));
   if (region_ != nullptr) {
     region_ = nullptr;
     regions_.reset();

@@ -48,11 +48,23 @@ class Grant {
   std::span<const std::uint64_t> prp_table() const;
   std::span<const nvme::SglDescriptor> sgl_table() const { return {sgl_entries_.get(), sgl_count_}; }
 
+  // ---- direct landing: data pointers of the owner's own memory (direct_landing.h)
+  std::size_t direct_list_bytes() const;
+  // `lists`: direct_list_bytes() of page-aligned host memory that the owner reaches too, until close().
+  Status use_direct(void* lists);
+  // `provider` must stay until remove_region() or close(). No owner runs while regions come and go, and none has a
+  // command in flight that names the region: after a ring that ended badly that takes renew().
+  Status add_region(nvme::MemoryProvider& provider, void* base, std::size_t bytes);
+  void remove_region(void* base);
+  const std::vector<DirectRegion>& regions() const { return direct_regions_; }
+  // GrantedQueue::direct of queues()[queue], with regions() until they change. Without regions: bounce slots.
+  DirectLanding direct(std::size_t queue) const;
+
   // False: the controller was reset, or is gone, since they were made. Rings then end with their deadline.
   bool alive();
   // For after a ring's end that ends_queue(), when no owner rings or reads any more: ends whatever is in flight, so
-  // that bounce slots are free again, and makes all the queue pairs anew. The owner starts over with start_queue(). On
-  // an error there are none any more, and nothing in flight.
+  // that bounce slots, and regions that landing commands named, are free again, and makes all the queue pairs anew. The
+  // owner starts over with start_queue(). On an error there are none any more, and nothing in flight.
   Status renew();
   // The same, for good: afterwards the controller touches none of the memory. Owners have stopped.
   Status close();
@@ -63,6 +75,7 @@ class Grant {
   Status describe_memory(GrantedQueue& shape);
   Status open_queues();
   Status close_queues();
+  bool direct_by_sgl() const;
 
   const std::shared_ptr<nvme::Driver> driver_;
   const GrantMemory memory_;
@@ -73,6 +86,9 @@ class Grant {
   std::size_t sgl_count_ = 0;
   GrantedQueue shape_{};  // what all queues have in common
   std::vector<GrantedQueue> queues_;
+  void* lists_ = nullptr;           // registered
+  std::uint64_t list_address_ = 0;  // for the controller
+  std::vector<DirectRegion> direct_regions_;
 };
 
 }  // namespace tardis::gio

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gio/direct_landing.h"
 #include "nvme/prp.h"
 #include "nvme/queue.h"
 #include "nvme/sgl.h"
@@ -56,6 +57,7 @@ struct GrantedQueue {
   std::uint64_t bounce_offset;  // of the first one in the registered region
   std::uint32_t slot_bytes;
   DataPointers pointers;
+  DirectLanding direct;  // regions: all commands land there, or are refused; none: they use bounce slots
 
   RingState* state;     // the owner's memory: start_queue()
   std::uint16_t* uses;  // `commands` of them: which identifier a slot has next

@@ -40,7 +40,8 @@ enum class IoEnd : std::uint8_t {
   kDone,      // read: the bytes are where they belong; written: the controller has them
   kRefused,   // not a command of this queue (size, alignment, range); nothing was sent
   kFailed,    // the controller's status says why; nothing was landed
-  kTimedOut,  // sent, and the ring ended without its completion: its bounce slot may yet be written to
+  kTimedOut,  // sent, and the ring ended without its completion: its bounce slot (landing directly: its memory) may yet
+              // be written to
   kNotSent,   // the ring ended before
   kDamaged,   // read, and a digest is not the expected one; what landed is not to be used
 };

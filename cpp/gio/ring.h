@@ -129,6 +129,8 @@ class Ring {
   TARDIS_RING static std::uint32_t leading(std::uint32_t mask) {  // lanes from 0 on without a gap
     return ~mask == 0 ? 32 : Lanes::lowest(~mask);
   }
+  // The controller moves all bytes by itself: no command is a job.
+  TARDIS_RING bool direct() const { return queue_.direct.count != 0; }
   TARDIS_RING bool idle() const { return next_ == mine_ && outstanding_ == 0 && ready_.size == 0 && jobs_.size == 0; }
   TARDIS_RING void finish(std::uint32_t context, IoEnd end, std::uint16_t status = 0) {
     lanes_.store_word(iocb_->statuses + context, IoStatus::of(end, status).raw);
@@ -179,13 +181,16 @@ class Ring {
     const std::uint64_t bytes = std::uint64_t{context.bytes[0]} + context.bytes[1];
     const std::uint64_t blocks = bytes >> queue_.block_shift;
     const bool read_or_write = context.op == IoOp::kRead || context.op == IoOp::kWrite;
-    return read_or_write && context.bytes[0] != 0 && bytes <= queue_.slot_bytes && bytes <= queue_.most_bytes &&
+    return read_or_write && context.bytes[0] != 0 &&
+           (direct() ? bytes <= queue_.direct.most_bytes : bytes <= queue_.slot_bytes && bytes <= queue_.most_bytes) &&
            blocks << queue_.block_shift == bytes && blocks <= nvme::kMaxBlocksPerCommand &&
            (context.bytes[0] | context.bytes[1]) % 16 == 0 && context.memory[0] != 0 &&
            (context.bytes[1] == 0 || context.memory[1] != 0) && (context.memory[0] | context.memory[1]) % 16 == 0 &&
            context.block <= queue_.blocks && blocks <= queue_.blocks - context.block &&
-           (context.digests == 0 || digests_fit(context.digests, bytes)) &&
-           queue_.pointers.describe(queue_.bounce_offset + std::uint64_t{slot} * queue_.slot_bytes, bytes, entry);
+           (direct() ? queue_.direct.describe(context, slot, entry)
+                     : (context.digests == 0 || digests_fit(context.digests, bytes)) &&
+                           queue_.pointers.describe(queue_.bounce_offset + std::uint64_t{slot} * queue_.slot_bytes,
+                                                    bytes, entry));
   }
 
   TARDIS_RING bool digests_fit(std::uint64_t digests, std::uint64_t bytes) const {
@@ -228,9 +233,9 @@ class Ring {
         slot.flags = entries[lane].flags;
         slot.context = static_cast<std::uint16_t>(first_ + (next_ + lane) * stride_);
         slot.op = context.op;
-        slot.digests = context.digests;
+        slot.digests = direct() ? 0 : context.digests;  // of what lands directly, a kernel behind the ring sees to them
         slot.damaged = 0;
-        reads[lane] = context.op == IoOp::kRead;
+        reads[lane] = context.op == IoOp::kRead || direct();
         writes[lane] = !reads[lane];
         slot.state = reads[lane] ? RingSlot::State::kReady : RingSlot::State::kGathering;
         slot.movers_left = mover_.shares(slot.bytes[0] + slot.bytes[1], slot.digests != 0);
@@ -376,8 +381,8 @@ class Ring {
         slot.id = static_cast<std::uint16_t>(slot.id + index_mask_ + 1);
       } while (slot.id == nvme::kNoCommandId);
       failed[lane] = !status.ok();
-      landing[lane] = status.ok() && slot.op == IoOp::kRead;
-      written[lane] = status.ok() && slot.op == IoOp::kWrite;
+      landing[lane] = status.ok() && slot.op == IoOp::kRead && !direct();
+      written[lane] = status.ok() && !landing[lane];
       free[lane] = !landing[lane];
       slot.state = landing[lane] ? RingSlot::State::kLanding : RingSlot::State::kFree;
       if (free[lane]) finish(slot.context, failed[lane] ? IoEnd::kFailed : IoEnd::kDone, status.raw);

@@ -8,6 +8,7 @@
 
 #include "block/block_device.h"
 #include "gio/grant.h"
+#include "gio/session_direct.h"
 #include "nvme/nvme_namespace.h"
 #include "nvme/soft/controller.h"
 #include "nvme/soft/file_medium.h"
@@ -60,6 +61,7 @@ class SoftSession final : public Session {
     if (!controller) return controller.error();
     controller_ = std::move(*controller);
     armed_ = std::make_unique<nvme::SoftController::Armed>(*controller_);
+    direct_ = std::make_unique<SessionDirect>(space_, *controller_, *medium_);
     return connect();
   }
 
@@ -79,6 +81,14 @@ class SoftSession final : public Session {
     return move(nvme::NamespaceRequest::Op::kWrite, offset, memory, bytes);
   }
   Status flush() override { return disk_->flush(); }
+  std::size_t direct_list_bytes() const override { return grant_->direct_list_bytes(); }
+  Status use_direct(const tardis_copy_engine& engine, void* lists) override {
+    return direct_->start(nvme::make_copy_engine(engine), lists, *grant_, *disk_);
+  }
+  Status add_region(void* base, std::size_t bytes) override { return direct_->add(*grant_, base, bytes); }
+  Status remove_region(void* base) override { return direct_->remove(*grant_, base); }
+  const std::vector<DirectRegion>& regions() const override { return grant_->regions(); }
+  DirectLanding direct(std::size_t queue) const override { return grant_->direct(queue); }
   bool alive() override { return grant_->alive(); }
   Status renew() override { return grant_->renew(); }
   Status reopen() override {
@@ -86,9 +96,10 @@ class SoftSession final : public Session {
     disk_.reset();
     driver_.reset();
     controller_->insert();
-    return connect();
+    if (auto connected = connect(); !connected) return connected;
+    return direct_->connect(*grant_);
   }
-  std::string report() const override { return driver_->report(); }
+  std::string report() const override { return driver_->report() + "; " + direct_->report(); }
 
   std::byte* media() override { return bytes_; }
   nvme::FaultPlan& faults() override { return *faults_; }
@@ -178,6 +189,7 @@ class SoftSession final : public Session {
   std::byte* bytes_ = nullptr;
   std::unique_ptr<nvme::SoftController> controller_;
   std::unique_ptr<nvme::SoftController::Armed> armed_;
+  std::unique_ptr<SessionDirect> direct_;
   std::shared_ptr<nvme::Driver> driver_;
   std::unique_ptr<nvme::NvmeNamespace> disk_;
   std::unique_ptr<Grant> grant_;

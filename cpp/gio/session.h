@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "gio/granted_queue.h"
 #include "nvme/soft/faults.h"
+#include "tardis/copy_engine.h"
 
 namespace tardis {
 class Store;
@@ -48,6 +49,15 @@ class Session {
   virtual Status read(std::uint64_t offset, void* memory, std::size_t bytes) = 0;
   virtual Status write(std::uint64_t offset, void* memory, std::size_t bytes) = 0;
   virtual Status flush() = 0;
+
+  // Direct landing (session_direct.h). `lists`: direct_list_bytes() of memory as open()'s. From then on regions of the
+  // engine's memory can be registered; a queue whose `direct` is set from direct() lands there and nowhere else.
+  virtual std::size_t direct_list_bytes() const = 0;
+  virtual Status use_direct(const tardis_copy_engine& engine, void* lists) = 0;  // which stays as long as the session
+  virtual Status add_region(void* base, std::size_t bytes) = 0;                  // as Grant::add_region()
+  virtual Status remove_region(void* base) = 0;
+  virtual const std::vector<DirectRegion>& regions() const = 0;
+  virtual DirectLanding direct(std::size_t queue) const = 0;
 
   virtual bool alive() = 0;    // as Grant::alive()
   virtual Status renew() = 0;  // as Grant::renew()

@@ -186,20 +186,30 @@ class PrpTable {
   }
 
   TARDIS_HD PrpStatus describe(std::uint64_t offset, std::uint64_t length, PrpPair& pointer) const {
+    return describe_with([this](std::uint64_t page) { return words_[page]; }, offset, length, pointer);
+  }
+  // The same where fill_contiguous(base) has been called, without a look at the table.
+  TARDIS_HD PrpStatus describe_contiguous(std::uint64_t base, std::uint64_t offset, std::uint64_t length,
+                                          PrpPair& pointer) const {
+    return describe_with([base](std::uint64_t page) { return base + page * kPageBytes; }, offset, length, pointer);
+  }
+
+ private:
+  template <class PageAddress>
+  TARDIS_HD PrpStatus describe_with(const PageAddress& page_address, std::uint64_t offset, std::uint64_t length,
+                                    PrpPair& pointer) const {
     if (length == 0) return PrpStatus::kNoBytes;
     if (offset >= bytes_) return PrpStatus::kOutOfRange;
     if (offset % 4 != 0) return PrpStatus::kOffsetAlignment;
     if (length > longest(offset)) return PrpStatus::kTooLong;
     const std::uint64_t page = offset / kPageBytes, into = offset % kPageBytes;
     const std::uint64_t touched = prp_pages(into, length);
-    pointer.prp1 = words_[page] + into;
+    pointer.prp1 = page_address(page) + into;
     pointer.prp2 = touched == 1   ? 0
-                   : touched == 2 ? words_[page + 1]
+                   : touched == 2 ? page_address(page + 1)
                                   : bus_ + list_slot(page + 1, touched - 1) * sizeof(std::uint64_t);
     return PrpStatus::kOk;
   }
-
- private:
   TARDIS_HD static constexpr std::uint64_t pages_of(std::uint64_t bytes) {
     return bytes / kPageBytes + (bytes % kPageBytes != 0 ? 1 : 0);
   }

@@ -29,19 +29,30 @@ class Test {
       : provider_(provider), space_(space), scratch_(scratch) {}
 
   Status run() {
+    return with_memory([this] { return both_ways(); });
+  }
+  Status run_reads() {
+    return with_memory([this] { return reads(); });
+  }
+
+ private:
+  template <class Body>
+  Status with_memory(Body body) {
     auto memory = provider_.allocate(kSelfTestBytes);
     if (!memory) return refused("allocation", memory.error());
     memory_ = *memory;
-    Status result = with_memory();
+    Status result = space_.driver().register_memory(provider_, memory_, kSelfTestBytes);
+    if (result) {
+      result = body();
+      space_.unregister_memory(memory_);
+    } else {
+      result = refused("registration", result.error());
+    }
     provider_.free(memory_);
     return result;
   }
 
- private:
-  Status with_memory() {
-    if (auto registered = space_.driver().register_memory(provider_, memory_, kSelfTestBytes); !registered) {
-      return refused("registration", registered.error());
-    }
+  Status both_ways() {
     Bytes before(kSelfTestBytes);
     Status result = move(Op::kRead, before.data(), "reading what is in the scratch blocks");
     if (result) {
@@ -49,8 +60,25 @@ class Test {
       const Status restored = move(Op::kWrite, before.data(), "putting the scratch blocks back");
       if (result) result = restored;
     }
-    space_.unregister_memory(memory_);
     return result;
+  }
+
+  Status reads() {
+    constexpr int kTries = 256;  // blocks may never have been written
+    const Bytes poison = pattern(3);
+    Bytes expected(kSelfTestBytes), found(kSelfTestBytes);
+    Status read = refused("size", {Code::kInvalidArgument, "expected " + std::to_string(kSelfTestBytes) +
+                                                               " bytes in the namespace, found fewer"});
+    for (int i = 0; i < kTries && scratch_ + kSelfTestBytes <= space_.bytes(); ++i) {
+      read = move(Op::kRead, expected.data(), "a read into host memory");
+      if (read) break;
+      scratch_ += kSelfTestBytes;
+    }
+    if (!read) return read;
+    if (auto put = provider_.copy_to(memory_, poison); !put) return refused("copy to it", put.error());
+    if (auto moved = move(Op::kRead, memory_, "a read into it"); !moved) return moved;
+    if (auto got = provider_.copy_from(memory_, found); !got) return refused("copy from it", got.error());
+    return compare(found, expected, "a read into it");
   }
 
   Status transfers() {
@@ -93,7 +121,7 @@ class Test {
 
   MemoryProvider& provider_;
   NvmeNamespace& space_;
-  const std::uint64_t scratch_;
+  std::uint64_t scratch_;
   void* memory_ = nullptr;
 };
 
@@ -102,5 +130,7 @@ class Test {
 Status self_test(MemoryProvider& provider, NvmeNamespace& space, std::uint64_t scratch) {
   return Test(provider, space, scratch).run();
 }
+
+Status self_test_reads(MemoryProvider& provider, NvmeNamespace& space) { return Test(provider, space, 0).run_reads(); }
 
 }  // namespace tardis::nvme

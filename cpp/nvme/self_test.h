@@ -17,4 +17,7 @@ inline constexpr std::uint64_t kSelfTestBytes = 128 << 10;
 // there. An error says what did not arrive: the provider must not be used then.
 Status self_test(MemoryProvider& provider, NvmeNamespace& space, std::uint64_t scratch);
 
+// Of a namespace that can only be read: kSelfTestBytes of it, the first that are there, read into both kinds of memory.
+Status self_test_reads(MemoryProvider& provider, NvmeNamespace& space);
+
 }  // namespace tardis::nvme

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tests/gio_faults.h"
 #include "tests/gio_support.h"
 
 namespace tardis::gio {
@@ -13,8 +14,10 @@ namespace {
 
 using namespace nvme;
 using std::chrono::milliseconds;
+using testing::Fault;
 using testing::GrantRig;
 using testing::HostOwner;
+using testing::kFaults;
 using testing::RigOptions;
 
 constexpr std::uint64_t kPoison = 0xa5a5a5a5a5a5a5a5;
@@ -179,17 +182,6 @@ TEST(GioRing, RefusesTooManyContexts) {
 
 // ---- faults: the error flag within the deadline, no byte of a command that has no good completion, and a grant that
 // works afterwards.
-struct Fault {
-  const char* name;
-  FaultKind kind;
-  int delay_ms = 0;
-  bool late_data = false;
-  std::uint64_t count = 1;
-  std::uint16_t status = kScInternal;
-  RingError error = RingError::kDeadline;  // kNone: it goes well
-  bool ends_driver = false;
-};
-
 constexpr int kDeadlineMs = 300, kSlackMs = 5000;
 
 template <std::uint32_t kWidth>
@@ -255,25 +247,6 @@ void meets(const Fault& fault, std::uint32_t entries) {
   EXPECT_EQ(outcome.flag, kIoDone);
   for (std::size_t i = 0; i < kPages; ++i) EXPECT_TRUE(right(i)) << i;
 }
-
-const Fault kFaults[] = {
-    {"completion lost", FaultKind::kLostCompletion},
-    {"completion lost, data late", FaultKind::kLostCompletion, 500, true},
-    {"completion late, within the deadline", FaultKind::kLateCompletion, 50, false, 1, 0, RingError::kNone},
-    {"completion later than the deadline", FaultKind::kLateCompletion, 600},
-    {"data and completion later than the deadline", FaultKind::kLateCompletion, 600, true},
-    {"completion posted twice", FaultKind::kDuplicate, 0, false, 1, 0, RingError::kQueueFault},
-    {"completions in any order", FaultKind::kReorder, 0, false, 60, 0, RingError::kNone},
-    {"completion under a wrong identifier", FaultKind::kWrongCommandId, 0, false, 1, 0, RingError::kQueueFault},
-    {"error status", FaultKind::kStatus, 0, false, 3, kScInternal, RingError::kCommands},
-    {"SC = 0 with SCT != 0", FaultKind::kStatus, 0, false, 1, 0x300, RingError::kCommands},
-    {"media error", FaultKind::kMediaError, 0, false, 2, 0, RingError::kCommands},
-    {"submission queue head stuck", FaultKind::kStuckSqHead, 0, false, 1, 0, RingError::kQueueFault},
-    {"drive stalls for longer than the deadline", FaultKind::kSlow, 600},
-    {"CFS", FaultKind::kFatal},
-    {"removed, reads as ones", FaultKind::kRemovedAllOnes, 0, false, 1, 0, RingError::kDeadline, true},
-    {"removed, reads as zeros", FaultKind::kRemovedZeros, 0, false, 1, 0, RingError::kDeadline, true},
-};
 
 TEST(GioRing, MeetsFaultsWithOneLane) {
   for (const Fault& fault : kFaults) meets<1>(fault, 16);

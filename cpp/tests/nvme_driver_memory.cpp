@@ -215,6 +215,37 @@ TEST(NvmeDriverMemory, SelfTestRefusesWhatDoesNotArrive) {
   EXPECT_TRUE(self_test(memory, *rig.disk, 0));
 }
 
+// Without a write; what cannot be read is passed over.
+TEST(NvmeDriverMemory, SelfTestByReads) {
+  Rig rig({});
+  ASSERT_NE(rig.disk, nullptr);
+  for (std::size_t i = 0; i < rig.medium->bytes(); ++i) rig.medium->data()[i] = static_cast<std::byte>(i % 251);
+  FaultRule rule;
+  rule.kind = FaultKind::kStatus;
+  rule.status = kScUnwrittenBlock | kDoNotRetry;
+  rule.opcode = static_cast<std::uint8_t>(IoOpcode::kRead);
+  rule.last_block = 40;
+  rule.count = 0;
+  rig.faults->add(rule);
+  FaultRule no_writes;
+  no_writes.kind = FaultKind::kMediaError;
+  no_writes.opcode = static_cast<std::uint8_t>(IoOpcode::kWrite);
+  no_writes.count = 0;
+  rig.faults->add(no_writes);
+  HostMemory host(*rig.space);
+  const auto result = self_test_reads(host, *rig.disk);
+  EXPECT_TRUE(result) << result.error().message;
+  EXPECT_EQ(rig.faults->injected(FaultKind::kMediaError), 0u);
+  BrokenMemory lost(*rig.space, BrokenMemory::Wrong::kOnePageElsewhere);
+  const auto refused = self_test_reads(lost, *rig.disk);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("a read into it: expected the bytes"), std::string::npos)
+      << refused.error().message;
+  rule.last_block = ~std::uint64_t{0};
+  rig.faults->add(rule);
+  EXPECT_FALSE(self_test_reads(host, *rig.disk));
+}
+
 TEST(NvmeDriverMemory, SelfTestEndsWithADriveThatFails) {
   Rig rig({});
   FaultRule rule;

@@ -122,7 +122,7 @@ class Sizes(ctypes.Structure):
 class Index(ctypes.Structure):
     """tardis_gpu_index."""
 
-    _fields_ = (("words", c_void_p), ("records", c_void_p), ("buckets", c_uint32), ("reserved", c_uint32))
+    _fields_ = (("words", c_void_p), ("records", c_void_p), ("buckets", c_uint32), ("patience", c_uint32))
 
 
 REPORT_BYTES = 64  # RingReport (cpp/gio/iocb.h): nine words, padding, a completion entry

@@ -62,6 +62,14 @@ struct SoftCommand {
   bool bounced = false;  // between the medium and memory that threads cannot touch
   bool pinned = false;
 
+  // With memory that engines move (worker_copies.cpp).
+  bool by_engine = false;
+  bool copied = false;            // their part is done
+  bool in_staging = false;        // `host` is of the staging memory
+  std::byte* host = nullptr;      // the other end of the copies, of the medium itself or staging memory
+  std::uint32_t copies_left = 0;  // batches that copies of it are in
+  bool copy_failed = false;
+
   std::vector<MediumRequest> requests;
   std::vector<const SoftNamespaceState*> targets;  // of the requests
   std::atomic<std::uint32_t> running{0};           // requests
@@ -75,6 +83,9 @@ struct SoftCommand {
     status = kScSuccess;
     result = 0;
     prepared = bounced = pinned = false;
+    by_engine = copied = in_staging = copy_failed = false;
+    host = nullptr;
+    copies_left = 0;
     fault.reset();
     held_for = HeldFor::kStart;
     pieces.clear();

@@ -79,6 +79,9 @@ const SoftControllerOptions& SoftController::options() const { return core_->opt
 SoftController::Armed::Armed(SoftController& controller) : controller_(controller) { controller_.core_->arm(1); }
 SoftController::Armed::~Armed() { controller_.core_->arm(-1); }
 
+Status SoftController::attach(CopyEngine& engine) { return core_->attach(engine); }
+void SoftController::detach(CopyEngine& engine) { core_->detach(engine); }
+
 std::vector<Violation> SoftController::violations() const { return core_->log().list(); }
 std::vector<Violation> SoftController::take_violations() { return core_->log().take(); }
 SoftControllerCounters SoftController::counters() const { return core_->counters(); }

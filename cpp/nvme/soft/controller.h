@@ -51,6 +51,11 @@ class SoftController {
     SoftController& controller_;
   };
 
+  // Memory of the engine (DmaSpace::map) can be the target of commands while it is attached; elsewhere such commands
+  // end with Data Transfer Error. Detached when none of its memory is mapped any more, before the engine goes.
+  Status attach(CopyEngine& engine);
+  void detach(CopyEngine& engine);
+
   // What clients did wrong, oldest first. take_violations() forgets them.
   std::vector<Violation> violations() const;
   std::vector<Violation> take_violations();

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 constexpr std::uint64_t kRecheckNs = 1'000'000;
+constexpr std::size_t kStagingBytes = 16 << 20, kMostStagingBytes = 64 << 20;  // of a worker and an engine
 constexpr std::uint32_t kFixedWhileEnabled = 0x7fu << kCcCssShift | 0xfu << kCcMpsShift | 7u << kCcAmsShift;
 
 std::uint32_t page_shift_of(std::uint32_t cc) { return 12 + (cc >> kCcMpsShift & 0xf); }
@@ -302,6 +303,37 @@ SoftControllerCounters SoftController::Core::counters() {
   for (const auto& runner : runners_) sum.cpu_ns += runner->cpu_ns();
   sum.resets = resets_.load();
   return sum;
+}
+
+Status SoftController::Core::attach(CopyEngine& engine) {
+  // Some for commands with host memory in them too; media that are no memory need it for every command.
+  const bool in_memory = std::all_of(rules_.namespaces.begin(), rules_.namespaces.end(), [](const auto& space) {
+    return space.medium == nullptr || space.medium->in_memory() != nullptr;
+  });
+  const std::size_t staging =
+      std::clamp<std::size_t>(2 * rules_.max_transfer, in_memory ? 1 << 20 : kStagingBytes, kMostStagingBytes);
+  for (auto& worker : workers_) {
+    auto copies = EngineCopies::open(engine, staging);
+    if (!copies) {
+      detach(engine);
+      return copies.error();
+    }
+    const std::lock_guard turn(worker->turn());
+    worker->attach(std::move(*copies));
+  }
+  return {};
+}
+
+void SoftController::Core::detach(CopyEngine& engine) {
+  for (auto& worker : workers_) {
+    while (true) {
+      {
+        const std::lock_guard turn(worker->turn());
+        if (worker->detach(engine)) break;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
 }
 
 }  // namespace tardis::nvme

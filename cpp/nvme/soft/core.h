@@ -63,6 +63,8 @@ class SoftController::Core : private DmaSpace::Listener {
     notify();
   }
   SoftControllerCounters counters();
+  Status attach(CopyEngine& engine);
+  void detach(CopyEngine& engine);
 
   // The register side of worker 0's pass, whose turn is held, but not its reader. True if something changed.
   bool control(std::uint64_t now);

@@ -49,9 +49,9 @@ bool Walker::fetch(std::uint64_t address, void* to, std::size_t bytes) {
     if (range == nullptr) return false;
     const std::uint64_t offset = address - range->address;
     const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(bytes, range->bytes - offset));
-    if (range->mover == nullptr) {
+    if (range->host()) {
       std::memcpy(at, range->memory + offset, n);
-    } else if (!range->mover->to_host(at, range->memory + offset, n)) {
+    } else if (range->mover == nullptr || !range->mover->to_host(at, range->memory + offset, n)) {
       return false;
     }
     at += n;

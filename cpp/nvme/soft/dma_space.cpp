@@ -41,7 +41,7 @@ void DmaSpace::unlock_readers() {
   for (Reader* reader : readers_) reader->lock_.unlock();
 }
 
-Result<std::uint64_t> DmaSpace::map(void* memory, std::size_t bytes, MemoryMover* mover) {
+Result<std::uint64_t> DmaSpace::map(void* memory, std::size_t bytes, MemoryMover* mover, CopyEngine* engine) {
   const std::uint64_t pointer = pointer_value(memory), page = options_.page_bytes;
   if (memory == nullptr || bytes == 0 || pointer + bytes < pointer) {
     return Error{Code::kInvalidArgument,
@@ -61,14 +61,15 @@ Result<std::uint64_t> DmaSpace::map(void* memory, std::size_t bytes, MemoryMover
     address = next_address_ + pointer % page;
     next_address_ = (address + bytes + options_.gap + page - 1) / page * page;
   }
-  auto range = std::make_unique<Range>(address, bytes, static_cast<std::byte*>(memory), mover);
+  auto range = std::make_unique<Range>(address, bytes, static_cast<std::byte*>(memory), mover, engine);
+  const bool host = range->host();
   lock_readers();
   ranges_.insert(ranges_.begin() + static_cast<std::ptrdiff_t>(range_above(address)), std::move(range));
   std::erase_if(unmapped_, [&](const auto& old) { return old.first < address + bytes && address < old.second; });
   generation_.fetch_add(1, std::memory_order_release);
   unlock_readers();
   lock.unlock();
-  if (mover == nullptr) {
+  if (host) {
     const std::lock_guard telling(listeners_mutex_);
     for (Listener* listener : listeners_) listener->mapped(memory, bytes);
   }
@@ -95,7 +96,7 @@ Status DmaSpace::unmap(void* memory) {
   // Acquire: what a drive's transfer did to the memory is seen by the caller. The wait ends with those transfers, each
   // of which has its end in the medium below.
   while (gone->pins.load(std::memory_order_acquire) != 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
-  if (gone->mover == nullptr) {
+  if (gone->host()) {
     const std::lock_guard telling(listeners_mutex_);
     for (Listener* listener : listeners_) listener->unmapped(memory);
   }
@@ -106,7 +107,7 @@ std::vector<std::pair<void*, std::size_t>> DmaSpace::host_ranges() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::pair<void*, std::size_t>> found;
   for (const auto& range : ranges_) {
-    if (range->mover == nullptr) found.emplace_back(range->memory, range->bytes);
+    if (range->host()) found.emplace_back(range->memory, range->bytes);
   }
   return found;
 }
@@ -159,7 +160,7 @@ DmaSpace::Range* DmaSpace::Reader::find(std::uint64_t address) {
 
 std::byte* DmaSpace::Reader::translate(std::uint64_t address, std::size_t bytes) {
   const Range* range = find(address);
-  if (range == nullptr || range->mover != nullptr || range->bytes - (address - range->address) < bytes) return nullptr;
+  if (range == nullptr || !range->host() || range->bytes - (address - range->address) < bytes) return nullptr;
   return range->memory + (address - range->address);
 }
 

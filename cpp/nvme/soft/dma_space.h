@@ -34,6 +34,8 @@ class MemoryMover {
   virtual bool from_host(void* to, const void* from, std::size_t bytes) = 0;
 };
 
+class CopyEngine;  // copy_engine.h: the same without waiting
+
 // Thread-safe. Must outlive its controllers.
 class DmaSpace final : public DmaMapper {
  public:
@@ -41,17 +43,26 @@ class DmaSpace final : public DmaMapper {
     std::uint64_t address;
     std::size_t bytes;
     std::byte* memory;
-    MemoryMover* mover;                  // null: host memory
+    MemoryMover* mover;  // both null: host memory
+    CopyEngine* engine;
     std::atomic<std::uint32_t> pins{0};  // transfers of drives into it
-    Range(std::uint64_t a, std::size_t n, std::byte* m, MemoryMover* by) : address(a), bytes(n), memory(m), mover(by) {}
+    Range(std::uint64_t a, std::size_t n, std::byte* m, MemoryMover* by, CopyEngine* or_by)
+        : address(a), bytes(n), memory(m), mover(by), engine(or_by) {}
+    bool host() const { return mover == nullptr && engine == nullptr; }
   };
 
   explicit DmaSpace(const DmaSpaceOptions& options = {});
   ~DmaSpace() override;
 
-  Result<std::uint64_t> map(void* memory, std::size_t bytes) override { return map(memory, bytes, nullptr); }
+  Result<std::uint64_t> map(void* memory, std::size_t bytes) override { return map(memory, bytes, nullptr, nullptr); }
   // `mover` must stay until unmap().
-  Result<std::uint64_t> map(void* memory, std::size_t bytes, MemoryMover* mover);
+  Result<std::uint64_t> map(void* memory, std::size_t bytes, MemoryMover* mover) {
+    return map(memory, bytes, mover, nullptr);
+  }
+  // `engine` too. Only controllers that it is attached to move data there; no list of data pointers may lie in it.
+  Result<std::uint64_t> map(void* memory, std::size_t bytes, CopyEngine& engine) {
+    return map(memory, bytes, nullptr, &engine);
+  }
   // Returns when no controller touches the range any more. A controller that comes later reports kDmaAfterUnmap.
   Status unmap(void* memory) override;
   std::size_t page_bytes() const override { return options_.page_bytes; }
@@ -99,6 +110,7 @@ class DmaSpace final : public DmaMapper {
   };
 
  private:
+  Result<std::uint64_t> map(void* memory, std::size_t bytes, MemoryMover* mover, CopyEngine* engine);
   // Index of the first range that ends above `address`.
   std::size_t range_above(std::uint64_t address) const;
   void lock_readers();

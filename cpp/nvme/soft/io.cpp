@@ -166,12 +166,11 @@ Sc Preparation::flush() {
 }
 
 bool moves_data(const SoftCommand& command) { return !command.pieces.empty(); }
-bool reads(const SoftCommand& command) { return command.requests.front().op == MediumRequest::Op::kRead; }
 
-// Between the parts of a command and a buffer, in the order of the transfer.
+// Between the parts of a command and a buffer, in the order of the transfer; but parts that engines move.
 bool copy_parts(const std::vector<SoftCommand::Part>& parts, std::byte* buffer, bool to_parts) {
   for (const SoftCommand::Part& part : parts) {
-    if (part.range != nullptr) {
+    if (part.range != nullptr && part.range->engine == nullptr) {
       std::byte* memory = part.range->memory + part.offset;
       MemoryMover* mover = part.range->mover;
       if (mover != nullptr) {
@@ -189,13 +188,18 @@ bool copy_parts(const std::vector<SoftCommand::Part>& parts, std::byte* buffer, 
   return true;
 }
 
-// The parts of the pieces; `direct`: all of them are memory that a medium can use.
-Sc find_parts(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& reader, bool& direct) {
-  direct = true;
+// Who can move the parts of a command.
+struct Reach {
+  bool medium = true;   // it, all of them
+  bool engine = false;  // of some of them an engine alone
+};
+
+Sc find_parts(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& reader, Reach& reach) {
+  reach = {};
   command.parts.clear();
   for (const DmaPiece& piece : command.pieces) {
     if (piece.discard) {
-      direct = false;
+      reach.medium = false;
       command.parts.push_back({nullptr, 0, static_cast<std::size_t>(piece.bytes)});
       continue;
     }
@@ -207,7 +211,8 @@ Sc find_parts(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& reader,
       }
       const std::uint64_t offset = address - range->address;
       const std::uint64_t n = std::min(piece.bytes - done, range->bytes - offset);
-      direct &= range->mover == nullptr;
+      reach.medium &= range->host();
+      reach.engine |= range->engine != nullptr;
       command.parts.push_back({range, offset, static_cast<std::size_t>(n)});
       done += n;
     }
@@ -216,8 +221,9 @@ Sc find_parts(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& reader,
 }
 
 Sc copy_pieces(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& reader, std::byte* buffer, bool to_pieces) {
-  bool direct;
-  if (const Sc bad = find_parts(command, log, reader, direct)) return bad;
+  Reach reach;
+  if (const Sc bad = find_parts(command, log, reader, reach)) return bad;
+  if (reach.engine) return kScDataTransferError;  // not worth an engine: ranges to deallocate
   return copy_parts(command.parts, buffer, to_pieces) ? kScSuccess : kScDataTransferError;
 }
 
@@ -245,10 +251,13 @@ Sc prepare_io(SoftCommand& command, const IoRules& rules, ViolationLog& log, Dma
 
 Sc attach_memory(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& reader, bool pin) {
   if (!moves_data(command)) return kScSuccess;
-  bool direct;
-  if (const Sc bad = find_parts(command, log, reader, direct)) return bad;
+  Reach reach;
+  if (const Sc bad = find_parts(command, log, reader, reach)) return bad;
   command.memory.clear();
-  if (direct) {
+  command.by_engine = reach.engine;
+  if (reach.engine) {
+    pin = true;
+  } else if (reach.medium) {
     for (const SoftCommand::Part& part : command.parts) {
       command.memory.push_back({part.range->memory + part.offset, part.bytes});
     }
@@ -258,7 +267,7 @@ Sc attach_memory(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& read
     if (!reads(command) && !copy_parts(command.parts, command.bounce.data(), false)) return kScDataTransferError;
     command.memory.push_back({command.bounce.data(), command.bounce.size()});
   }
-  command.requests.front().memory = command.memory;
+  if (!command.by_engine) command.requests.front().memory = command.memory;
   if (pin) {
     command.pinned = true;
     for (const SoftCommand::Part& part : command.parts) {
@@ -268,9 +277,14 @@ Sc attach_memory(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& read
   return kScSuccess;
 }
 
+bool reads(const SoftCommand& command) { return command.requests.front().op == MediumRequest::Op::kRead; }
+
+bool copy_other_parts(SoftCommand& command, bool to_parts) { return copy_parts(command.parts, command.host, to_parts); }
+
 Sc finish_io(SoftCommand& command) {
   const int error = command.error.load(std::memory_order_relaxed);
   Sc status = command.requests.empty() ? kScSuccess : status_of(command, error);
+  if (command.copy_failed && status == kScSuccess) status = kScDataTransferError;
   if (command.bounced && status == kScSuccess && reads(command) &&
       !copy_parts(command.parts, command.bounce.data(), true)) {
     status = kScDataTransferError;

@@ -26,6 +26,10 @@ Sc prepare_io(SoftCommand& command, const IoRules& rules, ViolationLog& log, Dma
 // finish_io().
 Sc attach_memory(SoftCommand& command, ViolationLog& log, DmaSpace::Reader& reader, bool pin);
 
+// Of a command by_engine: between `host` and what threads can touch of its parts.
+bool copy_other_parts(SoftCommand& command, bool to_parts);
+bool reads(const SoftCommand& command);
+
 // After the last request: brings data of a read to where it belongs, gives the memory back.
 Sc finish_io(SoftCommand& command);
 

@@ -41,6 +41,10 @@ class Medium {
   // How many of bytes() there can be at a time; reads of others fail with ENXIO.
   virtual std::uint64_t capacity() const { return bytes(); }
 
+  // Its bytes, where they lie in memory at their offsets, and reads and writes are no more than copies there; null:
+  // they do not, or are. In place as long as the medium.
+  virtual std::byte* in_memory() { return nullptr; }
+
   // Host memory that many requests may name, from now on until memory_unmapped(): only a hint.
   virtual void memory_mapped(void* /*base*/, std::size_t /*bytes*/) {}
   // No request names it; it may be freed next.
@@ -68,6 +72,7 @@ class MemoryMedium final : public Medium {
   bool deallocates_to_zero() const override { return true; }
   void run(std::span<MediumRequest> requests, const Completion& on_complete) override;
 
+  std::byte* in_memory() override { return data_; }
   std::byte* data() { return data_; }  // for tests that compare or damage bytes
 
  private:

@@ -100,6 +100,7 @@ bool SoftWorker::pass() {
     // Before commands that a drive has finished are completed: a ring of theirs may have been unmapped meanwhile.
     const bool serves = !core_.halted() && rings_hold();
     worked |= take_finished();
+    worked |= take_copied();
     if (serves && !core_.halted()) worked |= serve(now);
     submit_pending();
   }
@@ -149,6 +150,7 @@ bool SoftWorker::rings_hold() {
 
 std::uint64_t SoftWorker::earliest_due() const {
   std::uint64_t due = index_ == 0 ? core_.control_due() : ~std::uint64_t{0};
+  if (copies_run()) due = 0;  // nobody wakes this thread for them
   if (core_.halted()) return due;
   if (!held_.empty()) due = std::min(due, held_.front()->due);
   for (const auto& sq : sqs_) {
@@ -230,6 +232,11 @@ void SoftWorker::start(SoftCommand& command) {
     command.status = status;
     return complete(command);
   }
+  if (command.by_engine) return start_by_engine(command);
+  ask_media(command);
+}
+
+void SoftWorker::ask_media(SoftCommand& command) {
   std::uint32_t running = 0;
   static const Medium::Completion kept = [](MediumRequest&) {};
   for (std::size_t i = 0; i < command.requests.size(); ++i) {
@@ -249,7 +256,7 @@ void SoftWorker::start(SoftCommand& command) {
       command.not_before.store(request.not_before, std::memory_order_relaxed);
     }
   }
-  if (!waits) return finish(command);
+  if (running == 0) return finish(command);
   ++command.sq->in_drive;
   command.running.store(running, std::memory_order_relaxed);  // before submit_pending()
 }
@@ -260,6 +267,7 @@ void SoftWorker::submit_pending() {
     pending.runner->submit(pending.requests);
     pending.requests.clear();
   }
+  for (const auto& copies : engines_) copies->submit();
 }
 
 void SoftWorker::medium_done(SoftCommand& command) {
@@ -281,14 +289,23 @@ bool SoftWorker::take_finished() {
   for (SoftCommand* command : finished_now_) {
     SoftSubmissionQueue& sq = *command->sq;
     finish(*command);
-    // Its deletion is another thread's to complete, which may be asleep.
-    if (--sq.in_drive == 0 && sq.deleting) core_.workers().front()->wakeup().notify();
+    left_drive(sq);
   }
   finished_now_.clear();
   return true;
 }
 
+void SoftWorker::left_drive(SoftSubmissionQueue& sq) {
+  // Its deletion is another thread's to complete, which may be asleep.
+  if (--sq.in_drive == 0 && sq.deleting) core_.workers().front()->wakeup().notify();
+}
+
 void SoftWorker::finish(SoftCommand& command) {
+  if (command.by_engine) return finish_by_engine(command);
+  conclude(command);
+}
+
+void SoftWorker::conclude(SoftCommand& command) {
   command.status = finish_io(command);
   if (!command.requests.empty() && command.status == kScSuccess) {
     const MediumRequest& request = command.requests.front();

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "base/status.h"
 #include "nvme/soft/command.h"
 #include "nvme/soft/controller.h"
+#include "nvme/soft/engine_copies.h"
 #include "nvme/soft/queues.h"
 #include "nvme/soft/turn_lock.h"
 #include "nvme/soft/wakeup.h"
@@ -56,6 +58,11 @@ class SoftWorker {
   // An admin command that took longer. Status and result are set.
   void complete(SoftCommand& command);
 
+  // (turn) Commands with memory of the engine can be served from then on.
+  void attach(std::unique_ptr<EngineCopies> copies) { engines_.push_back(std::move(copies)); }
+  // False: copies of it run.
+  bool detach(const CopyEngine& engine);
+
   // Of any thread: the last request of the command has finished.
   void medium_done(SoftCommand& command);
 
@@ -74,6 +81,20 @@ class SoftWorker {
   bool run_due(std::uint64_t now);
   bool fetch(SoftSubmissionQueue& sq, std::uint64_t now);
   void submit_pending();
+
+  void left_drive(SoftSubmissionQueue& sq);
+
+  // worker_copies.cpp: commands with memory that engines move.
+  void start_by_engine(SoftCommand& command);
+  bool begin_by_engine(SoftCommand& command);  // false: there is no staging memory for it at present
+  void add_copies(SoftCommand& command);
+  void copies_ended(SoftCommand& command);
+  void finish_by_engine(SoftCommand& command);
+  EngineCopies* copies_of(const DmaSpace::Range* range);  // null: its engine is not attached
+  EngineCopies& staging_of(const SoftCommand& command);
+  bool take_copied();
+  bool copies_run() const;
+
   std::uint64_t earliest_due() const;
 
   SoftCommand& take(SoftSubmissionQueue& sq, const SubmissionEntry& entry);
@@ -82,7 +103,9 @@ class SoftWorker {
   bool inject_before(SoftCommand& command);
   bool prepare(SoftCommand& command);
   void start(SoftCommand& command);
+  void ask_media(SoftCommand& command);
   void finish(SoftCommand& command);
+  void conclude(SoftCommand& command);
   bool inject_after(SoftCommand& command);
   void post(SoftCommand& command);
   void post(SoftSubmissionQueue& sq, const CompletionEntry& entry, bool accounted);
@@ -118,6 +141,11 @@ class SoftWorker {
     std::vector<MediumRequest> requests;
   };
   std::vector<Pending> pending_;  // requests of this pass
+
+  std::vector<std::unique_ptr<EngineCopies>> engines_;
+  std::vector<SoftCommand*> copied_now_;
+  std::deque<SoftCommand*> unstaged_;  // that wait for staging memory
+  bool ending_ = false;                // media are gone
 
   std::mutex finished_mutex_;
   std::vector<SoftCommand*> finished_;

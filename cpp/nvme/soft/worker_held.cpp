@@ -306,9 +306,4 @@ void SoftWorker::forget_queues() {
   for (const auto& command : commands_) free_.push_back(command.get());
 }
 
-void SoftWorker::give_memory_back() {
-  quiesce_all(true);
-  take_finished();
-}
-
 }  // namespace tardis::nvme
