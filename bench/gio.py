@@ -45,7 +45,7 @@ def add_row(report: Report, row: dict[str, Any]) -> None:
     elif case == "depth sweep":
         case += f", {more['commands_in_flight']} in flight"
     elif case.startswith("whole path"):
-        case += f", {more['ctas']} CTAs{', digests' if more['digests'] else ''}"
+        case += f", {more['ctas']} CTAs{', digests' if more.get('digests') else ''}"
     report.add(case, row["system"], row["size"], row["value"], row["unit"], row["limit"], **more)
 
 

@@ -411,8 +411,10 @@ void meets(const Fault& fault, std::uint32_t entries) {
   const int deadline_ms = fault.error == RingError::kDeadline ? kDeadlineMs : 10'000;
   auto outcome = rig->gio.owner->run<kWidth>(rig.contexts, deadline_ms * 1'000'000ull);
   EXPECT_LE(outcome.ns, (deadline_ms + kSlackMs) * 1'000'000ull);
-  EXPECT_EQ(outcome.error(), fault.error);
-  EXPECT_EQ(outcome.flag, fault.error == RingError::kNone ? kIoDone : kIoError);
+  // The engine may hold the command that meets it until all others have ended: then no head is an old one.
+  const bool unseen = fault.kind == FaultKind::kStuckSqHead && outcome.error() == RingError::kNone;
+  EXPECT_TRUE(outcome.error() == fault.error || unseen) << static_cast<int>(outcome.error());
+  EXPECT_EQ(outcome.flag, outcome.error() == RingError::kNone ? kIoDone : kIoError);
   EXPECT_EQ(outcome.count(IoEnd::kNone), 0u);
   for (std::size_t i = 0; i < FaultRig::kCommands; ++i) {
     const IoEnd end = outcome.statuses[i].end();
