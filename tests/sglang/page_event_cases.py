@@ -29,12 +29,13 @@ class Table:
 
     def freed(self, pages):
         ids = pages.tolist()
-        assert ids and len(set(ids)) == len(ids)
+        assert ids and pages.dtype == torch.int64 and pages.is_contiguous() and len(set(ids)) == len(ids)
         assert self.free.isdisjoint(ids), "a page that was free already"
         self.free.update(ids)
         self.told += 1
 
     def reset(self, free):
+        assert free.dtype == torch.int64
         self.free = set(free.tolist())
         assert len(self.free) == len(free)
         self.told += 1
@@ -91,7 +92,8 @@ def random_use(page_size, need_sort, steps=400):
             if out is not None:
                 requests.append(out)
         elif kind == 5 and requests:
-            allocator.free(requests.pop(source.randrange(len(requests))))
+            slots = requests.pop(source.randrange(len(requests)))
+            allocator.free(slots.to(torch.int32) if step % 2 else slots)  # SGLang's table of requests is int32
         elif kind == 6 and len(requests) > 1:
             told = table.told
             allocator.free_group_begin()

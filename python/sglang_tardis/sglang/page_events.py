@@ -122,8 +122,8 @@ class PageEvents:
 
     def _around_release(self, original: Callable[..., Any], *page_ids: torch.Tensor) -> Any:
         result = original(*page_ids)
-        for pages in page_ids:
-            self._tell_some(self._listener.freed, pages)
+        for pages in page_ids:  # of the type that the caller's slots had, int32 from the table of requests
+            self._tell_some(self._listener.freed, pages.to(torch.int64).contiguous())
         return result
 
     def _around_free(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
