@@ -296,7 +296,7 @@ def test_pools_that_cannot_be_moved_are_refused():
         KvPools([torch.zeros(64 * 128 + 1, dtype=BF16)[1:].view(64, 2, 64)], page_tokens=16)
     with pytest.raises(ValueError, match="page of 65 tokens"):
         KvPools([good], page_tokens=65)
-    with pytest.raises(NotImplementedError, match="k_buffer and v_buffer"):
+    with pytest.raises(NotImplementedError, match="MHATokenToKVPool or MLATokenToKVPool"):
         KvPools.of(object(), page_tokens=16)
     with pytest.raises(NotImplementedError, match=r"whole blocks of 4096.*larger pages, or block_bytes=512"):
         PageLayout(1, 1152, 1152)

@@ -17,6 +17,18 @@ __all__ = ["KvPools", "PageLayout", "pool_page_count"]
 
 _ALIGNMENT = 16  # of addresses and sizes that a ring moves
 _DIGESTED_BYTES = 16 << 10
+_MOST_BYTES = (1 << 32) - 1  # of K or V of a page: 32 bits in the libraries
+_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
+_POOLS_MODULE = "sglang.srt.mem_cache.memory_pool"
+# Where pools of these kinds keep more of a page than K and V, or layers elsewhere.
+_MORE = (
+    "k_scale_buffer",
+    "v_scale_buffer",
+    "native_k_scale_buffer",
+    "native_v_scale_buffer",
+    "kv_scale_buffer",
+    "layer_shard_enabled",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +56,10 @@ class PageLayout:
             if size % _ALIGNMENT != 0:
                 raise ValueError(
                     f"PageLayout: expected {name} of a page to be a multiple of {_ALIGNMENT} bytes, found {size}"
+                )
+            if size > _MOST_BYTES:
+                raise ValueError(
+                    f"PageLayout: expected {name} of a page to be below 4 GiB in a layer, found {size} bytes"
                 )
         if self.layer_bytes % self.block_bytes != 0:
             raise NotImplementedError(
@@ -136,19 +152,33 @@ class KvPools:
 
     @classmethod
     def of(cls, pool: Any, page_tokens: int | None = None) -> KvPools:
-        """Of SGLang's MHATokenToKVPool (`k_buffer`, `v_buffer`) or MLATokenToKVPool (`kv_buffer`).
+        """Of SGLang's MHATokenToKVPool (`k_buffer`, `v_buffer`) or MLATokenToKVPool (`kv_buffer`), with a row for each
+        token. Others, also those derived from them, keep more of a page than that: scales, keys of an indexer.
 
         Raises:
             NotImplementedError: another kind of pool.
         """
-        tokens = pool.page_size if page_tokens is None else page_tokens
-        if getattr(pool, "k_buffer", None) is not None and getattr(pool, "v_buffer", None) is not None:
-            return cls(pool.k_buffer, pool.v_buffer, page_tokens=tokens)
-        if getattr(pool, "kv_buffer", None) is not None:
-            return cls(pool.kv_buffer, page_tokens=tokens)
-        raise NotImplementedError(
-            f"KvPools: expected a pool with k_buffer and v_buffer, or kv_buffer, found {type(pool).__name__}"
-        )
+        kind = type(pool).__name__
+        if kind not in _POOLS or type(pool).__module__ != _POOLS_MODULE:
+            raise NotImplementedError(
+                f"KvPools: expected SGLang's {' or '.join(_POOLS)}, found {type(pool).__module__}.{kind}, of which a part "
+                "might be left behind; other pools are not supported"
+            )
+        more = [name for name in _MORE if getattr(pool, name, None) not in (None, False)]
+        if more:
+            raise NotImplementedError(
+                f"KvPools: expected a {kind} with K and V alone, in every layer, found {', '.join(more)}; quantized pools "
+                "and layers on several ranks are not supported"
+            )
+        buffers = [pool.k_buffer, pool.v_buffer] if kind == _POOLS[0] else [pool.kv_buffer]
+        rows = pool.size + pool.page_size  # the first page is a dummy
+        for buffer in (buffer for side in buffers for buffer in side):
+            if buffer.dim() != 3 or buffer.shape[0] != rows:
+                raise NotImplementedError(
+                    f"KvPools: expected [tokens, heads, dim] with a row for each of {rows} tokens, found a buffer of shape "
+                    f"{tuple(buffer.shape)}; use SGLang's default layout of KV pools"
+                )
+        return cls(*buffers, page_tokens=pool.page_size if page_tokens is None else page_tokens)
 
     @property
     def layers(self) -> int:
