@@ -27,6 +27,8 @@ __all__ = ["GioSession", "LayerReport", "RingReport", "find_session"]
 _PAGE_BYTES = 4096
 _MOST_SLOT_BYTES = 2 << 20
 _DIGESTED_BYTES = 16 << 10
+_MOST_INT32, _MOST_WORD = (1 << 31) - 1, (1 << 32) - 1
+_MOST_OFFSET = (1 << 63) - 1
 _FLAGS = ("pending", "done", "error")
 _ENDS = ("none", "done", "refused", "failed", "timed out", "not sent", "damaged")
 _ERRORS = ("none", "commands", "deadline", "queue fault", "queue down", "too many")
@@ -96,10 +98,19 @@ def _name(names: tuple[str, ...], value: int) -> str:
     return names[value] if value < len(names) else f"unknown {value}"
 
 
-def _close(core: gio_abi.Core, session: ctypes.c_void_p, memory: torch.Tensor) -> None:
-    """The controller's threads use `memory` until this returns."""
-    core.library.tardis_gio_close(session)
+def _close(core: gio_abi.Core, session: ctypes.c_void_p, memory: torch.Tensor, lock: threading.Lock) -> None:
+    """The controller's threads use `memory` until this returns; whoever is amid a transfer has `lock`, also at the end
+    of the process.
+    """
+    with lock:
+        core.library.tardis_gio_close(session)
     del memory
+
+
+def _expect_to_fit(most: int, **numbers: int) -> None:
+    for name, number in numbers.items():
+        if not 0 <= number <= most:  # ctypes would take its lower bits
+            raise ValueError(f"GioSession: expected {name} of 0 to {most}, found {number}")
 
 
 class GioSession:
@@ -149,6 +160,10 @@ class GioSession:
         deadline_ms: int = 2000,
         ctas: int = 4,
     ) -> None:
+        _expect_to_fit(_MOST_OFFSET, bytes=bytes)
+        _expect_to_fit(
+            _MOST_WORD, threads=threads, queues=queues, entries=entries, commands=commands, slot_bytes=slot_bytes
+        )
         self.layout = layout
         self.device = _resolve(device)
         self.handle = next(_handles)
@@ -162,7 +177,7 @@ class GioSession:
             raise ValueError(f"GioSession: expected at most 12 queues for each of {ctas} ctas, found {queues}")
         if slot_bytes == 0:
             slot_bytes = min(-(-layout.layer_bytes // _PAGE_BYTES) * _PAGE_BYTES, _MOST_SLOT_BYTES)
-        self.slots = bytes // layout.object_bytes
+        self.slots = min(bytes // layout.object_bytes, _MOST_INT32)  # ids are int32, and no negative one is a slot
         if self.slots == 0:
             raise ValueError(f"GioSession: expected room for an object of {layout.object_bytes} bytes, found {bytes}")
         self.most_bytes = min(slot_bytes, layout.layer_bytes) // layout.block_bytes * layout.block_bytes
@@ -174,6 +189,11 @@ class GioSession:
         self._core = gio_abi.core()
         self._gpu = gio_abi.gpu() if self.device.type == "cuda" else None
         self.most_pages = self._core.sizes.most_contexts // self.commands_per_page
+        if self.most_pages == 0:
+            raise ValueError(
+                f"GioSession: expected a page of at most {self._core.sizes.most_contexts} commands in a layer, found "
+                f"{self.commands_per_page} of {self.most_bytes} bytes; use larger slot_bytes, or smaller pages"
+            )
         self._options = gio_abi.Options(
             bytes=bytes,
             file=os.fsencode(file) if file is not None else None,
@@ -205,7 +225,7 @@ class GioSession:
             if error.code == "invalid_argument":
                 raise ValueError(str(error)) from error
             raise
-        self._end = weakref.finalize(self, _close, self._core, session, whole)
+        self._end = weakref.finalize(self, _close, self._core, session, whole, self._lock)
         return session
 
     def _make_memory(self, ctas: int) -> None:
@@ -288,14 +308,15 @@ class GioSession:
         return not self._end.alive
 
     def close(self) -> None:
-        """Stop the controller and free its memory; again does nothing.
+        """Stop the controller and free its memory, behind a transfer that runs on the CPU; again does nothing.
 
         No kernel may use the session any more, and no graph that was captured with it may run again: this waits for
         nothing on a device.
         """
         _sessions.pop(self.handle, None)
+        self._end()
         with self._lock:
-            self._end()
+            pass  # another thread may be closing it
 
     def __enter__(self) -> GioSession:
         return self
@@ -349,6 +370,7 @@ class GioSession:
             flags: those that the op was given; None: the session's own.
         """
         self._open_or_raise("layer_report")
+        self._check_layer(layer)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         flag = int((self.flags if flags is None else flags)[layer].item())
@@ -370,8 +392,7 @@ class GioSession:
     @contextmanager
     def transfer(self, layer: int) -> Iterator[gio_abi.Layer]:
         """The struct of a transfer of `layer`, but for what the caller's tensors say."""
-        if not 0 <= layer < self.layout.layers:
-            raise ValueError(f"layer: expected 0 to {self.layout.layers - 1}, found {layer}")
+        self._check_layer(layer)
         with self._lock:
             if self.closed or not self._usable:
                 raise gio_abi.GioError(
@@ -387,6 +408,7 @@ class GioSession:
 
     def _host_transfer(self, function: str, offset: int, memory: torch.Tensor) -> None:
         self._open_or_raise(function)
+        _expect_to_fit(_MOST_OFFSET, offset=offset)
         if memory.device.type != "cpu" or not memory.is_contiguous():
             raise ValueError(
                 f"{function}: expected a contiguous tensor in host memory, found one on {memory.device} with strides "
@@ -394,6 +416,10 @@ class GioSession:
             )
         size = memory.numel() * memory.element_size()
         self._core.call(function, self._session, offset, memory.data_ptr(), size)
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.layout.layers:
+            raise ValueError(f"layer: expected 0 to {self.layout.layers - 1}, found {layer}")
 
     def _open_or_raise(self, what: str) -> None:
         if self.closed:

@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 _DIGESTED_BYTES = 16 << 10
+_MOST_ID = (1 << 31) - 1  # of int32 ids: no negative one is a page or a slot
 
 
 # ---- what the tensors must be; by fake kernels too, and so without addresses
@@ -147,11 +148,11 @@ def _transfer(
         if len(set(page_counts)) != 1 or page_counts[0] == 0:
             raise ValueError(f"pools: expected as many whole pages of V as of K, found {page_counts}")
         call.op = op
-        call.pool_page_count = page_counts[0]
+        call.pool_page_count = min(page_counts[0], _MOST_ID)
         call.pool_pages, call.slots, call.count = pages.data_ptr(), slots.data_ptr(), count.data_ptr()
         call.most_pages = pages.shape[0]
         call.slot_blocks = blocks.data_ptr() if blocks is not None else None
-        call.slot_count = blocks.shape[0] if blocks is not None else session.slots
+        call.slot_count = min(blocks.shape[0], _MOST_ID) if blocks is not None else session.slots
         call.digests, call.digest_stride = _digests_of(session, layer, pages.shape[0], digests)
         call.flag = flags.data_ptr() + 4 * layer
         _run(session, call, flags, layer)

@@ -39,6 +39,8 @@ ANSWER_DTYPE = np.dtype(
 )
 STATUSES = ("inserted", "replaced", "erased", "exists", "stale", "absent", "full", "busy")
 
+_MOST_ENTRIES = 100_000_000_000  # what 2^32 buckets hold
+
 _handles = itertools.count(1)
 _indexes: weakref.WeakValueDictionary[int, ObjectIndex] = weakref.WeakValueDictionary()  # an op names it by int
 
@@ -73,6 +75,8 @@ class ObjectIndex:
     """
 
     def __init__(self, entries: int, device: str | torch.device = "cpu") -> None:
+        if not 0 <= entries <= _MOST_ENTRIES:
+            raise ValueError(f"ObjectIndex: expected 0 to {_MOST_ENTRIES} entries, found {entries}")
         self.device = torch.empty(0, device=device).device
         self.handle = next(_handles)
         self.host_calls = 0

@@ -161,22 +161,22 @@ class KvPools:
         kind = type(pool).__name__
         if kind not in _POOLS or type(pool).__module__ != _POOLS_MODULE:
             raise NotImplementedError(
-                f"KvPools: expected SGLang's {' or '.join(_POOLS)}, found {type(pool).__module__}.{kind}, of which a part "
-                "might be left behind; other pools are not supported"
+                f"KvPools: expected SGLang's {' or '.join(_POOLS)}, found {type(pool).__module__}.{kind}, of "
+                "which a part might be left behind; other pools are not supported"
             )
         more = [name for name in _MORE if getattr(pool, name, None) not in (None, False)]
         if more:
             raise NotImplementedError(
-                f"KvPools: expected a {kind} with K and V alone, in every layer, found {', '.join(more)}; quantized pools "
-                "and layers on several ranks are not supported"
+                f"KvPools: expected a {kind} with K and V alone, in every layer, found {', '.join(more)}; quantized "
+                "pools and layers on several ranks are not supported"
             )
         buffers = [pool.k_buffer, pool.v_buffer] if kind == _POOLS[0] else [pool.kv_buffer]
         rows = pool.size + pool.page_size  # the first page is a dummy
         for buffer in (buffer for side in buffers for buffer in side):
             if buffer.dim() != 3 or buffer.shape[0] != rows:
                 raise NotImplementedError(
-                    f"KvPools: expected [tokens, heads, dim] with a row for each of {rows} tokens, found a buffer of shape "
-                    f"{tuple(buffer.shape)}; use SGLang's default layout of KV pools"
+                    f"KvPools: expected [tokens, heads, dim] with a row for each of {rows} tokens, found a buffer of "
+                    f"shape {tuple(buffer.shape)}; use SGLang's default layout of KV pools"
                 )
         return cls(*buffers, page_tokens=pool.page_size if page_tokens is None else page_tokens)
 
