@@ -118,6 +118,15 @@ tardis_code tardis_lease_blocks(const tardis_lease* lease, uint32_t block_bytes,
 tardis_code tardis_lease_digests(tardis_store* store, uint32_t name_space, const tardis_lease* lease, uint64_t* digests,
                                  uint8_t* proven, char** error) {
   return guarded(error, [&]() -> Status {
+    auto geometry = store->store->object_geometry(name_space);
+    if (!geometry) return geometry.error();
+    if (lease->lease.size() > 0 && (geometry->parts != lease->lease.geometry().parts ||
+                                    geometry->chunks_per_part != lease->lease.geometry().chunks_per_part)) {
+      return Error{Code::kInvalidArgument,
+                   "tardis_lease_digests: expected the namespace that the lease is of, found one whose objects have " +
+                       std::to_string(geometry->chunks()) + " digests instead of " +
+                       std::to_string(lease->lease.geometry().chunks())};
+    }
     std::vector<DigestSource> sources;
     for (std::size_t i = 0; i < lease->lease.size(); ++i) {
       sources.push_back({lease->lease.digest_address(i), lease->lease.root_digest(i)});

@@ -40,6 +40,9 @@ inline const char* complaint_of(const tardis_gio_layer& layer) {
   }
   if (layer.deadline_ns == 0 || layer.deadline_ns > kMostLayerDeadlineNs) return "expected a deadline of up to 15 s";
   if (layer.rings == 0 || layer.rings > kMostQueues) return "expected 1 to 16 queues";
+  if (layer.digests != 0 && some_land_directly(static_cast<const GrantedQueue*>(layer.queues), layer.rings)) {
+    return "expected queues that do not land directly, or no digests: they would not be compared or made";
+  }
   return nullptr;
 }
 

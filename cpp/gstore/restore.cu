@@ -131,6 +131,7 @@ bool usable(const tardis_gpu_restore* restore) {
 bool fits(const tardis_gpu_restore& restore, std::uint32_t layer, const void* queues, std::uint32_t rings) {
   if (layer >= restore.shape.layers || queues == nullptr || rings == 0) return false;
   const auto& granted = *static_cast<const gio::GrantedQueue*>(queues);
+  if (restore.shape.layer_digests != 0 && gio::some_land_directly(&granted, rings)) return false;
   return granted.block_shift == restore.shape.block_shift && granted.slot_bytes >= restore.shape.command_bytes &&
          granted.most_bytes >= restore.shape.command_bytes;
 }

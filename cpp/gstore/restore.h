@@ -93,8 +93,9 @@ TARDIS_GPU_API int tardis_gpu_restore_load(void);
 TARDIS_GPU_API int tardis_gpu_restore_begin(const tardis_gpu_restore* restore, const void* keys, const uint32_t* count,
                                             tardis_gpu_restore_result* results, void* cuda_stream);
 
-/* Lands one layer. `queues`: `rings` of them, as tardis_gio_queues wrote them; `mover_ctas` 1 to 4 for each of the two
- * kernels that move bytes, one after the other. */
+/* Lands one layer. `queues`: `rings` of them, as tardis_gio_queues wrote them, and where there are digests not changed
+ * by tardis_gio_direct_queues (cudaErrorInvalidValue: nobody would compare them); `mover_ctas` 1 to 4 for each of the
+ * two kernels that move bytes, one after the other. */
 TARDIS_GPU_API int tardis_gpu_restore_layer(const tardis_gpu_restore* restore, uint32_t layer, const void* queues,
                                             uint32_t rings, uint32_t mover_ctas, uint64_t deadline_ns,
                                             void* cuda_stream);

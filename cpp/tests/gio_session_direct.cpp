@@ -5,6 +5,7 @@
 
 #include "gio/session.h"
 #include "tardis/gio_direct.h"
+#include "tardis/gio_layer.h"
 #include "tests/block_support.h"
 #include "tests/gio_direct_support.h"
 
@@ -197,6 +198,64 @@ TEST(GioSessionDirect, FromAFile) {
   const tardis::testing::TempFolder folder;
   const std::string file = folder.file("namespace");
   lands(file.c_str());
+}
+
+// No ring sees the bytes: digests that were asked for would be neither compared nor made.
+TEST(GioSessionDirect, LayersWithDigestsAreRefused) {
+  CpuEngine engine;
+  Owner owner(nullptr);
+  ASSERT_TRUE(owner.use_direct(engine)) << owner.message;
+  char* error = nullptr;
+  auto* const pool = static_cast<std::byte*>(*engine.allocate(64 << 10));
+  ASSERT_EQ(tardis_gio_register_region(owner.session, pool, 64 << 10, &error), TARDIS_OK) << error;
+  GrantedQueue queues[2];
+  RingState states[4];
+  std::vector<std::uint16_t> uses(2 * 15);
+  const void *prp = nullptr, *sgl = nullptr, *table = nullptr;
+  std::size_t bytes = 0;
+  ASSERT_EQ(tardis_gio_tables(owner.session, &prp, &bytes, &sgl, &bytes, &error), TARDIS_OK);
+  ASSERT_EQ(tardis_gio_queues(owner.session, states, uses.data(), const_cast<void*>(prp), const_cast<void*>(sgl),
+                              queues, &error),
+            TARDIS_OK);
+  ASSERT_EQ(tardis_gio_direct_table(owner.session, &table, &bytes, &error), TARDIS_OK);
+  ASSERT_EQ(tardis_gio_direct_queues(owner.session, table, queues, &error), TARDIS_OK);
+  ASSERT_EQ(tardis_gio_host_start(queues, 2, &error), TARDIS_OK);
+  AlignedBuffer contexts(kMostContexts * sizeof(IoContext)), work(tardis_gio_host_work_bytes(queues, 2), 64);
+  std::vector<std::uint32_t> statuses(kMostContexts);
+  std::vector<RingReport> reports(2);
+  const std::uint32_t page = 3, slot = 5, count = 1;
+  std::uint64_t digest = 0;  // of other bytes
+  std::uint32_t context_count = 0, ended = 0, flag = kIoPending;
+  tardis_gio_layer layer{};
+  layer.pool_pages = &page;
+  layer.slots = &slot;
+  layer.count = &count;
+  layer.pools[0] = reinterpret_cast<std::uintptr_t>(pool);
+  layer.page_stride[0] = layer.page_bytes[0] = layer.block_bytes = layer.most_bytes = 4096;
+  layer.most_pages = 1;
+  layer.pool_page_count = layer.slot_count = 16;
+  layer.op = TARDIS_GIO_READ;
+  layer.blocks_per_slot = 1;
+  layer.digests = reinterpret_cast<std::uintptr_t>(&digest);
+  layer.digest_stride = sizeof digest;
+  layer.contexts = contexts.data();
+  layer.context_count = &context_count;
+  layer.ended = &ended;
+  layer.work = work.data();
+  layer.statuses = statuses.data();
+  layer.reports = reports.data();
+  layer.flag = &flag;
+  layer.deadline_ns = 10'000'000'000;
+  layer.queues = queues;
+  layer.rings = 2;
+  EXPECT_EQ(tardis_gio_host_layer(&layer, &error), TARDIS_INVALID_ARGUMENT);
+  EXPECT_EQ(flag, kIoPending);
+  EXPECT_NE(std::string(error == nullptr ? "" : error).find("queues that do not land directly"), std::string::npos);
+  tardis_free(error);
+  layer.digests = 0;
+  EXPECT_EQ(tardis_gio_host_layer(&layer, &error), TARDIS_OK);
+  EXPECT_EQ(flag, kIoDone);
+  EXPECT_EQ(std::memcmp(engine.at(pool + page * 4096), owner.data(slot), 4096), 0);
 }
 
 TEST(GioSessionDirect, AnEngineThatFailsTheSelfTest) {

@@ -192,6 +192,29 @@ TEST_P(GioStoreSession, ALeaseEndsWhereSomethingIsMissing) {
   tardis_lease_end(lease);
 }
 
+// Room for the digests is what the lease's objects have.
+TEST_P(GioStoreSession, DigestsOfAnotherNamespaceAreRefused) {
+  tardis_object_layout larger{};
+  larger.parts = kLayers + 1;
+  larger.regions = 2;
+  larger.region_bytes[0] = larger.region_bytes[1] = kHalf;
+  auto fingerprint = std::to_array(kFingerprint);
+  fingerprint[0] ^= 1;
+  std::uint32_t other = 0;
+  ASSERT_EQ(tardis_namespace_open(store_, fingerprint.data(), "{}", &larger, &other, &error_), TARDIS_OK) << error_;
+  tardis_lease* lease = nullptr;
+  std::size_t n = 0;
+  ASSERT_EQ(tardis_lease_acquire(store_, space_, keys_.front().data(), 2, &lease, &n, &error_), TARDIS_OK);
+  ASSERT_EQ(n, 2u);
+  std::vector<std::uint64_t> digests(2 * (kLayers + 1) * kChunks, 7);
+  std::vector<std::uint8_t> proven(2);
+  EXPECT_EQ(tardis_lease_digests(store_, other, lease, digests.data(), proven.data(), &error_),
+            TARDIS_INVALID_ARGUMENT);
+  tardis_free(std::exchange(error_, nullptr));
+  EXPECT_EQ(std::count(digests.begin(), digests.end(), 7u), static_cast<std::ptrdiff_t>(digests.size()));
+  tardis_lease_end(lease);
+}
+
 TEST_P(GioStoreSession, OptionsThatMakeNoSense) {
   tardis_gio_options options = session_options();
   AlignedBuffer memory(tardis_gio_store_memory_bytes(&options));

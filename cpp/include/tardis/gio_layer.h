@@ -31,7 +31,8 @@ typedef struct tardis_gio_layer {
   uint32_t op;          /* TARDIS_GIO_WRITE or TARDIS_GIO_READ */
   uint64_t first_block; /* of this layer in its slot; may be 0 */
   uint64_t blocks_per_slot;
-  uint64_t digests; /* of this layer of page 0 of the transfer, 8 bytes for each 16 KiB; 0: none */
+  uint64_t digests; /* of this layer of page 0 of the transfer, 8 bytes for each 16 KiB; 0: none. Not with
+                     * queues that land directly: an error */
   uint64_t digest_stride;
   uint32_t block_bytes;
   uint32_t most_bytes; /* of a command: whole blocks */

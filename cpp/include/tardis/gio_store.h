@@ -40,7 +40,8 @@ TARDIS_API tardis_code tardis_lease_blocks(const tardis_lease* lease, uint32_t b
                                            uint64_t* roots, uint64_t* generations, char** error);
 
 /* Their chunk digests, [object][layer][chunk], read from the store by the host. proven[i] is 1 where they fit the
- * object's root; elsewhere they prove nothing, and the object is not to be served. */
+ * object's root; elsewhere they prove nothing, and the object is not to be served. `name_space` is the
+ * lease's; TARDIS_INVALID_ARGUMENT: its objects have other layers or chunks. */
 TARDIS_API tardis_code tardis_lease_digests(tardis_store* store, uint32_t name_space, const tardis_lease* lease,
                                             uint64_t* digests, uint8_t* proven, char** error);
 
