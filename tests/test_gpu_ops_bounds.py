@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -119,4 +120,26 @@ def test_the_end_of_the_process_waits_for_a_transfer():
         assert refused.wait(10)
     """)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_a_fork_leaves_the_session_alone():
+    """It has no threads of the controller to wait for."""
+    program = textwrap.dedent("""
+        import os, signal
+        import torch
+        from sglang_tardis.gpu import GioSession, PageLayout
+
+        session = GioSession(PageLayout(1, 4096), bytes=1 << 20)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(3)
+            session.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        session.write(0, torch.zeros(4096, dtype=torch.uint8))
+        session.close()
+    """)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
     assert ended.returncode == 0, (ended.returncode, ended.stderr)

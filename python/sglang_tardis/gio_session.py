@@ -98,10 +98,14 @@ def _name(names: tuple[str, ...], value: int) -> str:
     return names[value] if value < len(names) else f"unknown {value}"
 
 
-def _close(core: gio_abi.Core, session: ctypes.c_void_p, memory: torch.Tensor, lock: threading.Lock) -> None:
+def _close(
+    core: gio_abi.Core, session: ctypes.c_void_p, memory: torch.Tensor, lock: threading.Lock, process: int
+) -> None:
     """The controller's threads use `memory` until this returns; whoever is amid a transfer has `lock`, also at the end
-    of the process.
+    of the process. A child of a fork has neither the threads, for which it would wait, nor whoever has the lock.
     """
+    if os.getpid() != process:
+        return
     with lock:
         core.library.tardis_gio_close(session)
     del memory
@@ -169,6 +173,7 @@ class GioSession:
         self.handle = next(_handles)
         self.host_calls = 0
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._call = gio_abi.Layer()
         self.deadline_ms = deadline_ms
         if not 1 <= ctas <= 4:
@@ -225,7 +230,7 @@ class GioSession:
             if error.code == "invalid_argument":
                 raise ValueError(str(error)) from error
             raise
-        self._end = weakref.finalize(self, _close, self._core, session, whole, self._lock)
+        self._end = weakref.finalize(self, _close, self._core, session, whole, self._lock, self._process)
         return session
 
     def _make_memory(self, ctas: int) -> None:
@@ -315,8 +320,9 @@ class GioSession:
         """
         _sessions.pop(self.handle, None)
         self._end()
-        with self._lock:
-            pass  # another thread may be closing it
+        if os.getpid() == self._process:
+            with self._lock:
+                pass  # another thread may be closing it
 
     def __enter__(self) -> GioSession:
         return self
@@ -334,10 +340,10 @@ class GioSession:
         Raises:
             GioError: the controller could not do it. The session refuses transfers until it could.
         """
-        self._open_or_raise("renew")
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         with self._lock:
+            self._open_or_raise("renew")
             self._usable = False
             self._core.call("tardis_gio_renew", self._session)
             self._ended.zero_()
