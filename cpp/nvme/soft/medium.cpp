@@ -18,11 +18,12 @@ Result<std::unique_ptr<MemoryMedium>> MemoryMedium::create(std::uint64_t bytes) 
 
 MemoryMedium::~MemoryMedium() { ::munmap(data_, bytes_); }
 
-void MemoryMedium::zero(std::byte* at, std::uint64_t bytes) {
+void MemoryMedium::zero(std::byte* at, std::uint64_t bytes) const {
   constexpr std::uint64_t kPage = 4096, kGiveBack = 1 << 20;
   // Of a large range the memory itself goes back, as a namespace may be larger than the machine; it reads as zeros.
   const std::uint64_t head = -reinterpret_cast<std::uintptr_t>(at) % kPage;
-  const std::uint64_t pages = bytes < kGiveBack ? 0 : (bytes - head) / kPage * kPage;
+  const bool give_back = bytes >= kGiveBack && !in_place_.load(std::memory_order_relaxed);
+  const std::uint64_t pages = !give_back ? 0 : (bytes - head) / kPage * kPage;
   if (pages == 0 || ::madvise(at + head, pages, MADV_DONTNEED) != 0) {
     std::memset(at, 0, bytes);
     return;

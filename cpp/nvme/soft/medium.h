@@ -4,6 +4,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -42,7 +43,7 @@ class Medium {
   virtual std::uint64_t capacity() const { return bytes(); }
 
   // Its bytes, where they lie in memory at their offsets, and reads and writes are no more than copies there; null:
-  // they do not, or are. In place as long as the medium.
+  // they do not, or are. In place as long as the medium, the same pages, from the first call on.
   virtual std::byte* in_memory() { return nullptr; }
 
   // Host memory that many requests may name, from now on until memory_unmapped(): only a hint.
@@ -72,14 +73,18 @@ class MemoryMedium final : public Medium {
   bool deallocates_to_zero() const override { return true; }
   void run(std::span<MediumRequest> requests, const Completion& on_complete) override;
 
-  std::byte* in_memory() override { return data_; }
+  std::byte* in_memory() override {
+    if (!in_place_.load(std::memory_order_relaxed)) in_place_.store(true, std::memory_order_relaxed);
+    return data_;
+  }
   std::byte* data() { return data_; }  // for tests that compare or damage bytes
 
  private:
-  static void zero(std::byte* at, std::uint64_t bytes);
+  void zero(std::byte* at, std::uint64_t bytes) const;
   MemoryMedium(std::byte* data, std::uint64_t bytes) : data_(data), bytes_(bytes) {}
   std::byte* const data_;
   const std::uint64_t bytes_;
+  std::atomic<bool> in_place_{false};  // an engine may have pinned its pages: no other ones take their place
 };
 
 }  // namespace tardis::nvme
