@@ -92,13 +92,15 @@ enum IoFlag : std::uint32_t { kIoPending = 0, kIoDone = 1, kIoError = 2 };
 struct IoControlBlock {
   const IoContext* contexts;
   const std::uint32_t* count;
-  std::uint32_t* statuses;     // of each context: IoStatus
-  RingReport* reports;         // one for each queue that works on it
-  std::uint32_t* ended;        // rings that have ended; 0 before, and again when all have
-  std::uint32_t* flag;         // IoFlag, written after everything else when the last ring has ended
-  std::uint64_t deadline_ns;   // from the start of a ring to its end, whatever the controller does
-  IoTimes* times;              // of each context; null: nobody wants to know
-  std::uint32_t digested = 0;  // 1: contexts may name digests; 0: those that do are refused
+  std::uint32_t* statuses;    // of each context: IoStatus
+  RingReport* reports;        // one for each queue that works on it
+  std::uint32_t* ended;       // rings that have ended; 0 before, and again when all have
+  std::uint32_t* flag;        // IoFlag, written after everything else when the last ring has ended
+  std::uint64_t deadline_ns;  // from the start of a ring to its end, whatever the controller does
+  IoTimes* times;             // of each context; null: nobody wants to know
+  // 1: contexts may name digests, and the ring sees to them; 0: those that do are refused. Landing directly it is the
+  // other way round, since a kernel behind the ring sees to them (verify_kernel.h).
+  std::uint32_t digested = 0;
 };
 static_assert(sizeof(IoControlBlock) == 72 && offsetof(IoControlBlock, digested) == 64);
 

@@ -195,6 +195,16 @@ TEST(GioDirect, RefusesWhatCannotBeDescribed) {
       EXPECT_EQ(outcome.statuses[i].end(), refused ? IoEnd::kRefused : IoEnd::kDone) << i << " sgl " << sgl;
     }
     EXPECT_EQ(outcome.error(), RingError::kCommands);
+    // The ring sees none of the bytes: asked to compare them itself, it must not say that they are good.
+    std::uint64_t digest = 0;
+    contexts.assign(2, direct_context(IoOp::kRead, 8, a, kPage));
+    contexts[0].digests = reinterpret_cast<std::uintptr_t>(&digest);
+    outcome = direct.gio.owner->run<32>(contexts, 20'000'000'000, true);
+    EXPECT_EQ(outcome.statuses[0].end(), IoEnd::kRefused);
+    EXPECT_EQ(outcome.statuses[1].end(), IoEnd::kDone);
+    EXPECT_EQ(outcome.flag, kIoError);
+    EXPECT_EQ(direct.gio.owner->run<32>(contexts).flag, kIoDone);  // a kernel behind it compares
+    std::memcpy(direct.bytes(a), before.data(), kPage);
     if (sgl == kSglNone) {
       EXPECT_EQ(std::memcmp(direct.bytes(a), before.data(), before.size()), 0);
     }
