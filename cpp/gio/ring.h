@@ -449,9 +449,12 @@ class Ring {
   // ---- the end
   TARDIS_RING void end(std::uint32_t ring) {
     // Copies end by themselves, and touch slots until they do.
-    const std::uint64_t patience = lanes_.now() + kMoverPatienceNs;
+    // Each may take its time: a link that is kept to a budget is slow, and goes on.
+    std::uint64_t patience = lanes_.now() + kMoverPatienceNs;
     while (jobs_.size != 0) {
-      if (!take_moved() && lanes_.now() >= patience) lanes_.give_up();
+      const bool some = take_moved();
+      if (some) patience = lanes_.now() + kMoverPatienceNs;
+      if (!some && lanes_.now() >= patience) lanes_.give_up();
     }
     if (taken_ != 0 && !ends_queue(report_.error)) return_taken();
     const bool down = ends_queue(report_.error);
