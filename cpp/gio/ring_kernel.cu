@@ -34,6 +34,10 @@ enum class MoverKind { kParts, kJobs, kDigested };
 constexpr std::uint32_t kMostJobBytes = 8 << 10;
 constexpr std::uint64_t kMostDeadlineNs = 15'000'000'000;
 
+// Shared memory that a launch may ask for: an SM's, less what the kernel has besides. The same for every launch: the
+// limit belongs to the function, and another thread may be about to launch it with more.
+constexpr std::size_t kBesides = 1 << 10, kMostSharedBytes = (227 << 10) - kBesides;
+
 constexpr int kStoring = 3;  // stages of kParts and kDigested; the others are loading
 
 template <MoverKind kind>
@@ -44,6 +48,8 @@ struct Shape {
   static constexpr unsigned kMostRings = kind == MoverKind::kDigested ? 10 : 12;
   static constexpr unsigned kMostThreads = (kMostRings + kMovers) * WarpLanes::kWidth;
   using Stages = MoverRing<8, kDigestWarps>;
+  static constexpr std::size_t kStaticBytes =
+      kMostRings * (sizeof(MoverControl) + sizeof(MovedRing)) + sizeof(LoadedChunks) + sizeof(LinkGlance);
   static constexpr std::size_t kStageBytes = (sizeof(Stages) + kWorkAlignment - 1) / kWorkAlignment * kWorkAlignment;
 };
 
@@ -120,9 +126,11 @@ bool copy_queues(const GrantedQueue* queues, std::uint32_t rings, std::uint32_t 
 template <MoverKind kind>
 int enqueue(const Launch& launch, void* cuda_stream) {
   if (launch.rings_per_cta > Shape<kind>::kMostRings) return cudaErrorInvalidValue;
-  const std::uint32_t bytes = Shape<kind>::kStageBytes + launch.rings_per_cta * launch.work_bytes;
-  const cudaError_t sized =
-      cudaFuncSetAttribute(run_rings<kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  static_assert(Shape<kind>::kStaticBytes + kWorkAlignment <= kBesides, "with its alignment");
+  const std::uint64_t bytes = Shape<kind>::kStageBytes + std::uint64_t{launch.rings_per_cta} * launch.work_bytes;
+  if (bytes > kMostSharedBytes) return cudaErrorInvalidValue;
+  const cudaError_t sized = cudaFuncSetAttribute(run_rings<kind>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                 static_cast<int>(kMostSharedBytes));
   if (sized != cudaSuccess) return sized;
   const std::uint32_t ctas = (launch.rings + launch.rings_per_cta - 1) / launch.rings_per_cta;
   const std::uint32_t threads = (launch.rings_per_cta + Shape<kind>::kMovers) * WarpLanes::kWidth;
