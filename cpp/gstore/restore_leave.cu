@@ -26,7 +26,12 @@ __global__ void __launch_bounds__(kRankThreads)
     if (list == 0) work.undo[position] = handle;
     if (list == 1) {
       work.drop[position] = handle;
-      work.entries[position] = restore.places.names[number_of(handle)];
+      tardis_gpu_index_entry entry = restore.places.names[number_of(handle)];
+      // Of a row that was never committed the name is an earlier one's, or none: whatever it is, only what leads to
+      // this row may go, and nothing may come.
+      entry.location = handle;
+      entry.op = TARDIS_GPU_INDEX_FORGET;
+      work.entries[position] = entry;
     }
   }
   if (threadIdx.x == 0) {
