@@ -43,7 +43,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t contexts = (op == IoOp::kRead ? work.counts->files : work.counts->writes) * commands;
   if (at < contexts) {
     gio::IoContext context = pages.context(at / commands, at % commands);  // as if every page began at block 0
-    context.block += (op == IoOp::kRead ? work.file_firsts : work.write_firsts)[at / commands];
+    const std::uint64_t first = (op == IoOp::kRead ? work.file_firsts : work.write_firsts)[at / commands];
+    // What is nowhere (all ones) must not become a block of another page: the ring refuses it.
+    context.block = first <= gio::LayerPages::kMostBlock ? context.block + first : ~std::uint64_t{0};
     work.contexts[std::uint64_t{layer} * gio::kMostContexts + at] = context;
   }
   if (layer == 0 && at == 0) work.counts->contexts = contexts;
