@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads)
                                  return begin_move(change, handle, kMostRefs, 0, 0);
                                }) == BlockStatus::kOk;
     volatile std::uint64_t* const at = blocks.home + number_of(handle);
-    const bool kept = taken && *at == kNone;
+    // Elsewhere by now: what was written may be what came into its page after it.
+    const bool kept = taken && *at == kNone && block_of(row) == work.write_pages[k];
     fence();  // forbids that the row can be found to have this file block before its digests are there
     if (kept) *at = home;
     if (taken) update_row(blocks, handle, row, [&](Row& change) { return end_move(change, handle, kNoBlock); });
