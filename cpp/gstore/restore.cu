@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "gio/ring_kernel.h"
 #include "gstore/restore_work.h"
 
@@ -127,13 +129,15 @@ bool usable(const tardis_gpu_restore* restore) {
          places.space <= 0xFFFF;
 }
 
-// The queue pairs can carry a layer's commands.
+// The queue pairs can carry a layer's commands. Not directly: nobody would compare what lands, and what is late could
+// land in a page that has been given to somebody else.
 bool fits(const tardis_gpu_restore& restore, std::uint32_t layer, const void* queues, std::uint32_t rings) {
-  if (layer >= restore.shape.layers || queues == nullptr || rings == 0) return false;
-  const auto& granted = *static_cast<const gio::GrantedQueue*>(queues);
-  if (restore.shape.layer_digests != 0 && gio::some_land_directly(&granted, rings)) return false;
-  return granted.block_shift == restore.shape.block_shift && granted.slot_bytes >= restore.shape.command_bytes &&
-         granted.most_bytes >= restore.shape.command_bytes;
+  if (layer >= restore.shape.layers || queues == nullptr || rings == 0 || rings > gio::kMostQueues) return false;
+  const auto* const granted = static_cast<const gio::GrantedQueue*>(queues);
+  return std::all_of(granted, granted + rings, [&](const gio::GrantedQueue& queue) {
+    return queue.direct.count == 0 && queue.block_shift == restore.shape.block_shift &&
+           queue.slot_bytes >= restore.shape.command_bytes && queue.most_bytes >= restore.shape.command_bytes;
+  });
 }
 
 }  // namespace
@@ -242,7 +246,7 @@ int tardis_gpu_restore_end(const tardis_gpu_restore* restore, const void* keys, 
   return Sequence()
       .then([&] { return launch_restore_judge(*restore, w, keys, count, results, r.stream); })
       .then([&] {
-        return tardis_gpu_blocks_swap_end(&r.blocks, r.list_of(w.taken, TARDIS_GPU_SOURCE_DRAM), w.dram_to, nullptr,
+        return tardis_gpu_blocks_swap_end(&r.blocks, r.list_of(w.taken, TARDIS_GPU_SOURCE_DRAM), w.dram_to, w.dram_good,
                                           counts + TARDIS_GPU_SOURCE_DRAM, r.most, nullptr, ticket, nullptr, r.stream);
       })
       .then([&] {

@@ -100,8 +100,9 @@ TARDIS_GPU_API int tardis_gpu_restore_layer(const tardis_gpu_restore* restore, u
                                             uint32_t rings, uint32_t mover_ctas, uint64_t deadline_ns,
                                             void* cuda_stream);
 
-/* Ends the moves: a page of which every layer is good is in HBM; another one is where it was, its outcome says why, and
- * it has no page and no reference. Damaged ones leave index and block table. `keys`, `count`, `results` as in begin. */
+/* Ends the moves: a page of which every layer is good is in HBM; another one (all of them, if a layer was not enqueued)
+ * is where it was, its outcome says why, and it has no page and no reference. Damaged ones leave index and block table.
+ * `keys`, `count`, `results` as in begin. */
 TARDIS_GPU_API int tardis_gpu_restore_end(const tardis_gpu_restore* restore, const void* keys, const uint32_t* count,
                                           tardis_gpu_restore_result* results, void* cuda_stream);
 
@@ -115,7 +116,8 @@ TARDIS_GPU_API int tardis_gpu_restore_copy_new(const tardis_gpu_restore* restore
 
 /* The new pages to a drive that the block table's file blocks are of (a raw namespace; a store is written by the host):
  * write_begin behind commit, every layer, write_end. Until then the pages are as others without a file block; where the
- * write fails, or there is no free block, they stay so. Rings make the digests. */
+ * write fails, or there is no free block, they stay so. Rings make the digests. The references on the pages are given
+ * back behind it: one that leaves HBM meanwhile stays without a file block. */
 TARDIS_GPU_API int tardis_gpu_restore_write_begin(const tardis_gpu_restore* restore, void* cuda_stream);
 TARDIS_GPU_API int tardis_gpu_restore_write_layer(const tardis_gpu_restore* restore, uint32_t layer, const void* queues,
                                                   uint32_t rings, uint32_t mover_ctas, uint64_t deadline_ns,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages from files are good: those of which every command of every layer is. The others lose their page and their
-// reference, and if their bytes are not the stored ones, also their place in the index. Counts all outcomes.
+// Which pages are good: from files those of which every command of every layer is, from pinned memory all of them if
+// every layer has ended. The others lose their page and their reference, and if their bytes are not the stored ones,
+// also their place in the index. Counts all outcomes.
 #include "gstore/block_row.h"
 #include "gstore/device_warp.cuh"
 #include "gstore/restore_work.h"
@@ -14,7 +15,12 @@ __global__ void __launch_bounds__(kThreads)
                   tardis_gpu_restore_result* results) {
   __shared__ std::uint32_t outcomes[TARDIS_GPU_RESTORE_OUTCOMES];
   if (threadIdx.x < TARDIS_GPU_RESTORE_OUTCOMES) outcomes[threadIdx.x] = 0;
-  __syncthreads();
+  // A layer's flag is raised behind its movers. One that stayed down was not enqueued, and its pages are as they were.
+  int mine = 1;
+  for (std::uint32_t layer = threadIdx.x; layer < restore.shape.layers; layer += kThreads) {
+    mine &= work.flags[layer] != gio::kIoPending;
+  }
+  const bool landed = __syncthreads_and(mine) != 0;
   const std::uint32_t count = batch_count(count_memory, restore.shape.max_pages);
   const std::uint32_t files = work.counts->files, self = blockIdx.x * kThreads + threadIdx.x;
   for (std::uint32_t k = self; k < files; k += gridDim.x * kThreads) {
@@ -48,14 +54,24 @@ __global__ void __launch_bounds__(kThreads)
     result.outcome = damaged ? TARDIS_GPU_RESTORE_DAMAGED : TARDIS_GPU_RESTORE_FAILED;
     atomicAdd(outcomes + result.outcome, 1u);
   }
-  // Of keys that this kernel does not change: the outcome of a page from a file may be another thread's just now.
+  for (std::uint32_t k = self; k < work.counts->drams; k += gridDim.x * kThreads) {
+    const std::uint32_t i = work.dram_keys[k];
+    work.dram_good[work.places[i] & 0xFFFFFFu] = landed;
+    const std::uint32_t outcome = landed ? TARDIS_GPU_RESTORE_LANDED : TARDIS_GPU_RESTORE_FAILED;
+    atomicAdd(outcomes + outcome, 1u);
+    if (landed) continue;
+    tardis_gpu_restore_result& result = results[i];
+    work.undo[atomicAdd(&work.counts->undo, 1u)] = result.handle;
+    result.page = kNone;
+    result.handle = kNone;
+    result.outcome = outcome;
+  }
+  // Of keys that this kernel does not change: the outcome of a page that was moved may be another thread's just now.
   for (std::uint32_t i = self; i < count; i += gridDim.x * kThreads) {
-    const std::uint32_t place = work.places[i];
-    if (place >> 24 != TARDIS_GPU_SOURCE_FILE) {
-      atomicAdd(outcomes + results[i].outcome, 1u);
-    } else if (work.file_statuses[place & 0xFFFFFFu] != TARDIS_GPU_BLOCKS_OK) {
-      atomicAdd(outcomes + results[i].outcome, 1u);
-    }
+    const std::uint32_t place = work.places[i], source = place >> 24, at = place & 0xFFFFFFu;
+    const bool moved = (source == TARDIS_GPU_SOURCE_FILE && work.file_statuses[at] == TARDIS_GPU_BLOCKS_OK) ||
+                       (source == TARDIS_GPU_SOURCE_DRAM && work.dram_statuses[at] == TARDIS_GPU_BLOCKS_OK);
+    if (!moved) atomicAdd(outcomes + results[i].outcome, 1u);
   }
   for (std::uint32_t k = self; k < files; k += gridDim.x * kThreads) {
     if (work.file_good[work.places[work.file_keys[k]] & 0xFFFFFFu] != 0) {

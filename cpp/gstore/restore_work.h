@@ -35,7 +35,7 @@ struct RestoreWork {
   std::uint64_t* taken;
   // of swap_begin and alloc, by position in a list
   std::uint64_t *file_from, *file_to, *dram_from, *dram_to, *new_handles, *new_ids;
-  std::uint8_t *file_statuses, *dram_statuses, *new_statuses, *file_good;
+  std::uint8_t *file_statuses, *dram_statuses, *new_statuses, *file_good, *dram_good;
   // in the order of the keys, and only what is really moved: page, and where from or for whom
   std::uint32_t *file_pages, *file_blocks, *file_keys;
   std::uint32_t *dram_pages, *dram_keys;
@@ -75,7 +75,8 @@ struct RestoreWork {
                          &work.new_ids, &work.dram_objects, &work.undo, &work.drop}) {
       at.take(*array, n);
     }
-    for (auto** array : {&work.file_statuses, &work.dram_statuses, &work.new_statuses, &work.file_good}) {
+    for (auto** array :
+         {&work.file_statuses, &work.dram_statuses, &work.new_statuses, &work.file_good, &work.dram_good}) {
       at.take(*array, n);
     }
     for (auto** array : {&work.file_pages, &work.file_blocks, &work.file_keys, &work.dram_pages, &work.dram_keys,

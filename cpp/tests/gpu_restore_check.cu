@@ -33,6 +33,7 @@ class RestoreCheck {
     scratch_ = device_array<std::uint8_t>(tardis_gpu_blocks_scratch_bytes());
     restore_graph_ = capture([&] { enqueue_restore(); });
     evict_graph_ = capture([&] { enqueue_evictions(); });
+    cut_graph_ = capture([&] { enqueue_cut(); });
     std::vector<std::uint64_t> stored(universe_ * 3 / 4);
     for (std::uint64_t number = 0; number < stored.size(); ++number) stored[number] = number;
     rig_.store->set(stored);
@@ -43,15 +44,18 @@ class RestoreCheck {
   ~RestoreCheck() {
     check(cudaGraphExecDestroy(restore_graph_), "cudaGraphExecDestroy");
     check(cudaGraphExecDestroy(evict_graph_), "cudaGraphExecDestroy");
+    check(cudaGraphExecDestroy(cut_graph_), "cudaGraphExecDestroy");
   }
 
   void run(int replays) {
     for (int replay = 0; replay < replays; ++replay) {
       if (replay % 4 == 1) disturb();
+      if (replay % 10 == 6) cut_short();
       restore();
       if (replay % 4 == 3) mirror();
       if (replay % 2 == 0) evict();
     }
+    expect_no_name();
     tardis_gpu_restore_counts counts{};
     check(cudaMemcpy(&counts, tardis_gpu_restore_counts_of(&rig_.restore), sizeof counts, cudaMemcpyDeviceToHost),
           "counts");
@@ -65,7 +69,9 @@ class RestoreCheck {
       expect(counts.outcomes[o] == outcomes_[o], "counter of outcome " + std::to_string(o), counts.outcomes[o],
              outcomes_[o]);
     }
-    expect(outcomes_[TARDIS_GPU_RESTORE_FAILED] == 0, "no failed reads", outcomes_[TARDIS_GPU_RESTORE_FAILED]);
+    expect(outcomes_[TARDIS_GPU_RESTORE_FAILED] == cut_, "no failed reads but those cut short",
+           outcomes_[TARDIS_GPU_RESTORE_FAILED], cut_);
+    expect(cut_drams_ > 0 && cut_drams_ < cut_, "pages of both kinds that were cut short", cut_drams_, cut_);
     expect(outcomes_[TARDIS_GPU_RESTORE_LATER] == 0, "nothing that is on its way", outcomes_[TARDIS_GPU_RESTORE_LATER]);
     expect(rig_.attached > 0, "pages that were in memory when the store got them", rig_.attached);
     expect(damaged_corrupt_ > 0, "corrupt pages that were asked for", damaged_corrupt_);
@@ -113,6 +119,16 @@ class RestoreCheck {
                                         rig_.options.shape.bytes(), rig_.options.ctas, stream_),
             "tardis_gpu_restore_copy_new");
     }
+    compare_pages<<<64, 256, 0, stream_>>>(words(), wrong_.get());
+    check(cudaGetLastError(), "launch");
+  }
+  // Without the last layer, and nothing is computed: as where enqueuing a layer failed.
+  void enqueue_cut() {
+    const tardis_gpu_restore* const r = &rig_.restore;
+    check(tardis_gpu_restore_begin(r, keys_.get(), count_.get(), results_.get(), stream_), "tardis_gpu_restore_begin");
+    poison_pages<<<64, 256, 0, stream_>>>(words());
+    rig_.layers(stream_, rig_.options.shape.layers - 1);
+    check(tardis_gpu_restore_end(r, keys_.get(), count_.get(), results_.get(), stream_), "tardis_gpu_restore_end");
     compare_pages<<<64, 256, 0, stream_>>>(words(), wrong_.get());
     check(cudaGetLastError(), "launch");
   }
@@ -259,6 +275,68 @@ class RestoreCheck {
     }
   }
 
+  // Nothing is landed of which a layer is missing: pages stay where they are, without a reference.
+  void cut_short() {
+    std::set<std::uint64_t> chosen;
+    while (chosen.size() < rig_.options.max_pages / 4) {
+      const std::uint64_t number = random_() % universe_;
+      if (corrupt_.count(number) == 0 && gone_.count(number) == 0) chosen.insert(number);
+    }
+    const std::vector<std::uint64_t> asked(chosen.begin(), chosen.end());
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      keys_[i] = key_of(asked[i]);
+      numbers_[i] = asked[i];
+    }
+    count_[0] = static_cast<std::uint32_t>(asked.size());
+    std::memset(wrong_.get(), 0, sizeof(std::uint32_t) * rig_.options.max_pages);
+    const auto before = copy(rig_.blocks.table.rows, 2 * std::size_t{rig_.options.rows});
+    check(cudaGraphLaunch(cut_graph_, stream_), "cudaGraphLaunch");
+    gio::testing::wait_for(stream_, "restore without its last layer");
+    const auto after = copy(rig_.blocks.table.rows, 2 * std::size_t{rig_.options.rows});
+    std::vector<std::uint64_t> held;
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      const tardis_gpu_restore_result& result = results_[i];
+      const int source = source_of(asked[i], before);
+      expect(static_cast<int>(result.source) == source, "source of a key", result.source, source);
+      if (result.outcome >= TARDIS_GPU_RESTORE_OUTCOMES) {
+        expect(false, "an outcome", result.outcome);
+        continue;
+      }
+      ++sources_[source];
+      ++outcomes_[result.outcome];
+      if (result.outcome == TARDIS_GPU_RESTORE_HIT) {
+        expect(wrong_[i] == 0, "no word of a page that is wrong", wrong_[i]);
+      }
+      if (result.outcome == TARDIS_GPU_RESTORE_HIT || result.outcome == TARDIS_GPU_RESTORE_NEW) {
+        held.push_back(result.handle);  // new ones are never committed
+        continue;
+      }
+      expect(result.page == kNone && result.handle == kNone, "neither page nor reference", result.page, result.handle);
+      if (source != TARDIS_GPU_SOURCE_DRAM && source != TARDIS_GPU_SOURCE_FILE) continue;
+      const bool full = result.outcome == TARDIS_GPU_RESTORE_NO_ROOM;
+      expect(full || result.outcome == TARDIS_GPU_RESTORE_FAILED, "not landed", result.outcome);
+      cut_ += !full;
+      cut_drams_ += !full && source == TARDIS_GPU_SOURCE_DRAM;
+      const std::uint32_t row = number_of(known_.at(asked[i]).handle);
+      expect(after[2 * row] == before[2 * row], "a row that is where it was", after[2 * row], before[2 * row]);
+      expect(refs_of({after[2 * row], after[2 * row + 1]}) == 0, "a row without a reference", row);
+    }
+    rig_.unref(held, stream_);
+  }
+
+  // Rows that were never committed have no name; when they left, nothing came into the index for them.
+  void expect_no_name() {
+    const auto answers = mapped_array<tardis_gpu_index_answer>(1);
+    const auto ticket = device_array<tardis_gpu_ticket>(1);
+    keys_[0] = Key{};
+    count_[0] = 1;
+    check(tardis_gpu_index_lookup(&rig_.table.index, keys_.get(), count_.get(), 1, 0, answers.get(), ticket.get(),
+                                  nullptr, 0, stream_),
+          "tardis_gpu_index_lookup");
+    gio::testing::wait_for(stream_, "lookup");
+    expect(answers[0].status != TARDIS_GPU_INDEX_FOUND, "nothing under a key of zeros", answers[0].location);
+  }
+
   // By the host, from pinned memory: some of the new pages; those whose stored copy is corrupt are stored anew.
   void persist(const std::vector<std::uint64_t>& fresh) {
     const std::uint64_t bytes = rig_.options.shape.bytes();
@@ -302,13 +380,14 @@ class RestoreCheck {
   MappedArray<tardis_gpu_restore_result> results_;
   MappedArray<std::uint8_t> staging_;
   DeviceArray<std::uint8_t> scratch_;
-  cudaGraphExec_t restore_graph_ = nullptr, evict_graph_ = nullptr;
+  cudaGraphExec_t restore_graph_ = nullptr, evict_graph_ = nullptr, cut_graph_ = nullptr;
 
   std::map<std::uint64_t, Known> known_;  // what the index says
   std::map<std::uint64_t, std::uint64_t> numbers_of_keys_;
   std::set<std::uint64_t> intact_, corrupt_, gone_;  // stored; damaged there; removed since the mirror's last update
   std::uint64_t next_filler_ = 0;
   std::uint64_t sources_[TARDIS_GPU_SOURCES] = {}, outcomes_[TARDIS_GPU_RESTORE_OUTCOMES] = {};
+  std::uint64_t cut_ = 0, cut_drams_ = 0;  // that were not landed; those from pinned memory
   std::uint64_t persisted_ = 0, compared_ = 0, damaged_corrupt_ = 0, damaged_gone_ = 0;
 };
 

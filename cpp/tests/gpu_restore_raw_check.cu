@@ -59,6 +59,13 @@ void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replay
     check(tardis_gpu_restore_to_files(r, TARDIS_GPU_HBM, &want[2], 2, scratch.get(), stream), "to_files");
   });
 
+  // Nobody would compare what lands directly.
+  std::vector<gio::GrantedQueue> direct(rig.gpu->queues().data(), rig.gpu->queues().data() + rig.gpu->rings());
+  direct.back().direct.count = 1;
+  const int refused =
+      tardis_gpu_restore_layer(r, 0, direct.data(), rig.gpu->rings(), options.ctas, RestoreRig::kDeadlineNs, stream);
+  expect(refused == cudaErrorInvalidValue, "queue pairs that land directly are refused", refused);
+
   std::map<std::uint64_t, std::uint64_t> handles;  // of numbers that were computed
   std::set<std::uint64_t> damaged;                 // numbers whose block on the drive was changed since it was written
   std::uint64_t sources[TARDIS_GPU_SOURCES] = {}, outcomes[TARDIS_GPU_RESTORE_OUTCOMES] = {}, compared = 0;

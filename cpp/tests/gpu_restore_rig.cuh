@@ -153,8 +153,9 @@ class RestoreRig {
     });
   }
 
-  void layers(cudaStream_t stream) {
-    for (std::uint32_t layer = 0; layer < options.shape.layers; ++layer) {
+  void layers(cudaStream_t stream) { layers(stream, options.shape.layers); }
+  void layers(cudaStream_t stream, std::uint32_t count) {
+    for (std::uint32_t layer = 0; layer < count; ++layer) {
       check(tardis_gpu_restore_layer(&restore, layer, gpu->queues().data(), gpu->rings(), options.ctas, kDeadlineNs,
                                      stream),
             "tardis_gpu_restore_layer");
