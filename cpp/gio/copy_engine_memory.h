@@ -16,7 +16,8 @@ enum tardis_gpu_copy_calls {
 };
 
 /* Which calls it makes was tried out, and is in the engine's name. Lanes are streams of their own, of the highest
- * priority: nothing of the caller's is in them. */
+ * priority: nothing of the caller's is in them. Opening it, and each call of it, makes `device` the current one of the
+ * calling thread. */
 __attribute__((visibility("default"))) int tardis_gpu_copy_engine_open(int device, int calls,
                                                                        tardis_copy_engine* engine);
 /* After its lanes. */

@@ -102,7 +102,10 @@ class LinkPacer {
     if (traffic_.words == nullptr || lane_ != 0) return;
     add_shared_word(&traffic_.device->active[traffic_.direction], -one_user(traffic_.link_class));
     tell_host(traffic_);
-    if (fetching_) barrier_wait(&glance_.arrived, parity_);  // shared memory may go to another CTA afterwards
+    if (fetching_) {
+      barrier_wait(&glance_.arrived, parity_);  // shared memory may go to another CTA afterwards
+      take();                                   // short calls look once: nobody else would hand the line on
+    }
     add_shared_word(&traffic_.device->bytes[traffic_.link_class], bytes_);
     if (budget_bytes_ == 0) return;
     add_shared_word(&traffic_.device->budget_bytes[traffic_.link_class], budget_bytes_);

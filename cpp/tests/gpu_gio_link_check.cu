@@ -63,6 +63,7 @@ class Check {
     budget_and_end();
     fewer_in_flight();
     short_calls();
+    short_calls_get_to_know();
     host_outranks();
     host_pacer();
     graph();
@@ -183,6 +184,22 @@ class Check {
     const double wanted = 64 * pages * kPage / static_cast<double>(kBudget);
     expect(seconds > 0.85 * wanted && seconds < 1.3 * wanted,
            "they take " + std::to_string(wanted * 1e3) + " ms: " + std::to_string(seconds * 1e3));
+  }
+
+  // Each looks once, and none comes after a pause that would make it wait for what the host says.
+  void short_calls_get_to_know() {
+    constexpr int kBefore = 200, kAfter = 160;
+    const std::uint32_t pages = 4;
+    counts_.write(&pages, 4, kOut * 4);
+    const double seconds = out_right("short calls one after the other, and a host thread's use", pages, [&] {
+      for (int i = 0; i < kBefore; ++i) enqueue(kWriteBehind, kOut, stream_);
+      const LinkUse restore(*words_, kRestore, kIn);
+      for (int i = 0; i < kAfter; ++i) enqueue(kWriteBehind, kOut, stream_);
+      stream_.wait();
+    });
+    const double wanted = kAfter * pages * kPage / static_cast<double>(kBudget);
+    expect(seconds > 0.7 * wanted,
+           "the later ones take " + std::to_string(wanted * 1e3) + " ms: " + std::to_string(seconds * 1e3));
   }
 
   void host_outranks() {
