@@ -36,7 +36,7 @@ constexpr std::uint64_t kMostDeadlineNs = 15'000'000'000;
 
 // Shared memory that a launch may ask for: an SM's, less what the kernel has besides. The same for every launch: the
 // limit belongs to the function, and another thread may be about to launch it with more.
-constexpr std::size_t kBesides = 1 << 10, kMostSharedBytes = (227 << 10) - kBesides;
+constexpr std::size_t kBesides = 2 << 10, kMostSharedBytes = (227 << 10) - kBesides;
 
 constexpr int kStoring = 3;  // stages of kParts and kDigested; the others are loading
 
@@ -126,7 +126,8 @@ bool copy_queues(const GrantedQueue* queues, std::uint32_t rings, std::uint32_t 
 template <MoverKind kind>
 int enqueue(const Launch& launch, void* cuda_stream) {
   if (launch.rings_per_cta > Shape<kind>::kMostRings) return cudaErrorInvalidValue;
-  static_assert(Shape<kind>::kStaticBytes + kWorkAlignment <= kBesides, "with its alignment");
+  static_assert(Shape<kind>::kStaticBytes + (1 << 10) <= kBesides,
+                "with its alignment, and 1 KiB that is the system's");
   const std::uint64_t bytes = Shape<kind>::kStageBytes + std::uint64_t{launch.rings_per_cta} * launch.work_bytes;
   if (bytes > kMostSharedBytes) return cudaErrorInvalidValue;
   const cudaError_t sized = cudaFuncSetAttribute(run_rings<kind>, cudaFuncAttributeMaxDynamicSharedMemorySize,
