@@ -124,6 +124,10 @@ PinnedTier::Reserved PinnedTier::reserve(const Name& name, std::uint32_t& slot) 
 Status PinnedTier::publish(std::uint32_t slot) {
   const std::lock_guard lock(mutex_);
   if (slot >= slots_.size() || slots_[slot].state != State::kFilling) return not_held("publish", slot);
+  if (slots_[slot].erased) {
+    drop(slot);
+    return {};
+  }
   slots_[slot].state = State::kPublished;
   touch(slot, false);
   evictable_.insert({slots_[slot].score, slot});
@@ -136,18 +140,26 @@ Status PinnedTier::publish(std::uint32_t slot) {
 Status PinnedTier::abort(std::uint32_t slot) {
   const std::lock_guard lock(mutex_);
   if (slot >= slots_.size() || slots_[slot].state != State::kFilling) return not_held("abort", slot);
+  drop(slot);
+  return {};
+}
+
+void PinnedTier::drop(std::uint32_t slot) {
   names_.erase(slots_[slot].name);
   release(slot);
   --counters_.reserved;
   ++counters_.aborted;
-  return {};
 }
 
 bool PinnedTier::erase(const Name& name) {
   const std::lock_guard lock(mutex_);
   const auto known = names_.find(name);
-  if (known == names_.end() || slots_[known->second].state != State::kPublished) return false;
+  if (known == names_.end()) return false;
   const std::uint32_t slot = known->second;
+  if (slots_[slot].state == State::kFilling) {
+    slots_[slot].erased = true;
+    return false;
+  }
   names_.erase(known);
   --counters_.published;
   ++counters_.erased;

@@ -56,7 +56,8 @@ class PinnedTier {
   // By who reserved it, once each: its bytes are there; or will not be. An error: nobody fills it.
   Status publish(std::uint32_t slot);
   Status abort(std::uint32_t slot);
-  // Not found from now on; its slot is free when its last pin ends. False: it was not there.
+  // Not found from now on; its slot is free when its last pin ends. False: it was not there. One that is being filled
+  // is given up when it is to be published.
   bool erase(const Name& name);
 
   std::uint64_t address(std::uint32_t slot) const { return base_ + slot * options_.slot_bytes; }
@@ -70,6 +71,7 @@ class PinnedTier {
     State state = State::kFree;
     std::uint32_t pins = 0, reuses = 0;
     std::uint64_t score = 0;
+    bool erased = false;  // while it is filled
   };
   struct NameHash {
     std::size_t operator()(const Name& name) const;
@@ -78,6 +80,7 @@ class PinnedTier {
 
   explicit PinnedTier(const PinnedTierOptions& options);
   std::optional<std::uint32_t> take_slot();
+  void drop(std::uint32_t slot);
   void release(std::uint32_t slot);
   void touch(std::uint32_t slot, bool reuse);
 

@@ -33,7 +33,7 @@ std::unique_ptr<PinnedTier> make_tier(AlignedBuffer& memory, std::uint64_t slot_
 class Model {
  public:
   struct Object {
-    bool published = false;
+    bool published = false, erased = false;
     std::uint32_t pins = 0, reuses = 0;
     std::uint64_t score = 0;
     std::uint32_t slot = 0;  // decides between equal scores
@@ -60,6 +60,10 @@ class Model {
     return Reserved::kYes;
   }
   void publish(std::uint64_t number) {
+    if (objects[number].erased) {
+      objects.erase(number);
+      return;
+    }
     objects[number].published = true;
     objects[number].score = ++clock_;
   }
@@ -74,7 +78,11 @@ class Model {
   }
   bool erase(std::uint64_t number, std::uint32_t slot) {
     const auto known = objects.find(number);
-    if (known == objects.end() || !known->second.published) return false;
+    if (known == objects.end()) return false;
+    if (!known->second.published) {
+      known->second.erased = true;
+      return false;
+    }
     if (known->second.pins > 0) dying[slot] = known->second.pins;
     objects.erase(known);
     return true;
