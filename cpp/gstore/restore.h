@@ -73,6 +73,7 @@ typedef struct tardis_gpu_restore_counts {
   uint64_t sources[TARDIS_GPU_SOURCES];           /* of classify */
   uint64_t outcomes[TARDIS_GPU_RESTORE_OUTCOMES]; /* counted by end */
   uint64_t written;                               /* new pages that have a file block by write_end */
+  uint64_t late; /* file blocks that a write without an end may come to yet: taken until the table is reset */
 } tardis_gpu_restore_counts;
 
 /* Of device memory, aligned to 256 bytes and zeroed; 0: a shape that makes no sense. */
@@ -116,8 +117,9 @@ TARDIS_GPU_API int tardis_gpu_restore_copy_new(const tardis_gpu_restore* restore
 
 /* The new pages to a drive that the block table's file blocks are of (a raw namespace; a store is written by the host):
  * write_begin behind commit, every layer, write_end. Until then the pages are as others without a file block; where the
- * write fails, or there is no free block, they stay so. Rings make the digests. The references on the pages are given
- * back behind it: one that leaves HBM meanwhile stays without a file block. */
+ * write fails, or there is no free block, they stay so. A block whose write has no end by the deadline is given to
+ * nobody any more (`late`). Rings make the digests. The references on the pages are given back behind it: one that
+ * leaves HBM meanwhile stays without a file block. */
 TARDIS_GPU_API int tardis_gpu_restore_write_begin(const tardis_gpu_restore* restore, void* cuda_stream);
 TARDIS_GPU_API int tardis_gpu_restore_write_layer(const tardis_gpu_restore* restore, uint32_t layer, const void* queues,
                                                   uint32_t rings, uint32_t mover_ctas, uint64_t deadline_ns,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // New pages that were written have a file block from now on, and its digests are those that the ring made. Blocks of
-// the others are free again. A thread block a page.
+// the others are free again, unless a drive may yet write there. A thread block a page.
 #include "gstore/block_table.cuh"
 #include "gstore/restore_work.h"
 
@@ -16,12 +16,14 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t writes = work.counts->writes, layers = restore.shape.layers;
   const std::uint64_t digests = std::uint64_t{layers} * restore.shape.layer_digests;
   for (std::uint32_t k = blockIdx.x; k < writes; k += gridDim.x) {
-    int mine = 1;
+    int mine = 1, late = 0;
     for (std::uint32_t at = threadIdx.x; at < layers * commands; at += kThreads) {
       const std::uint64_t status = std::uint64_t{at / commands} * gio::kMostContexts + k * commands + at % commands;
-      mine &= gio::IoStatus{work.write_statuses[status]}.end() == gio::IoEnd::kDone;
+      const gio::IoEnd end = gio::IoStatus{work.write_statuses[status]}.end();
+      mine &= end == gio::IoEnd::kDone;
+      late |= end == gio::IoEnd::kTimedOut;
     }
-    const bool good = __syncthreads_and(mine) != 0;
+    const bool good = __syncthreads_and(mine) != 0, any_late = __syncthreads_or(late) != 0;
     if (good) {
       for (std::uint64_t at = threadIdx.x; at < digests; at += kThreads) {
         restore.places.digests[work.write_blocks[k] * digests + at] = work.write_digests[k * digests + at];
@@ -42,7 +44,8 @@ __global__ void __launch_bounds__(kThreads)
     fence();  // forbids that the row can be found to have this file block before its digests are there
     if (kept) *at = home;
     if (taken) update_row(blocks, handle, row, [&](Row& change) { return end_move(change, handle, kNoBlock); });
-    if (!kept) give_block(blocks, home);
+    if (!kept && !any_late) give_block(blocks, home);
+    if (any_late) atomicAdd(reinterpret_cast<unsigned long long*>(&work.totals->late), 1ull);
     if (kept) atomicAdd(reinterpret_cast<unsigned long long*>(&work.totals->written), 1ull);
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // On a GPU: restores over a raw namespace as one graph: unknown pages are computed, and written by rings in the same
 // graph; what was moved out of HBM comes back by rings, compared with the digests that were made when it was written.
-// Now and then the namespace's bytes change, or a write fails. Argument: replays (300).
+// Now and then the namespace's bytes change, or a write fails; at last one has no end. Argument: replays (300).
 // Exit status 0: all as expected; 1: not, or a CUDA error; 77: no GPU here.
 #include <algorithm>
 #include <map>
@@ -10,9 +10,12 @@
 
 #include "gpu_gstore_measure.cuh"
 #include "gpu_restore_rig.cuh"
+#include "gstore/block_table.cuh"
 
 namespace tardis::gstore::testing {
 namespace {
+
+constexpr std::uint64_t kWriteDeadlineNs = 1'000'000'000;
 
 void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replays, std::uint64_t seed) {
   RestoreRigOptions options;
@@ -48,7 +51,7 @@ void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replay
     check(tardis_gpu_restore_write_begin(r, stream), "write_begin");
     for (std::uint32_t layer = 0; layer < shape.layers; ++layer) {
       check(tardis_gpu_restore_write_layer(r, layer, rig.gpu->queues().data(), rig.gpu->rings(), options.ctas,
-                                           RestoreRig::kDeadlineNs, stream),
+                                           kWriteDeadlineNs, stream),
             "write_layer");
     }
     check(tardis_gpu_restore_write_end(r, stream), "write_end");
@@ -169,6 +172,36 @@ void check_raw(const ObjectShape& shape, std::uint32_t command_bytes, int replay
     expect(counts.outcomes[o] == outcomes[o], "counter of an outcome", counts.outcomes[o], outcomes[o]);
   }
   expect(failed_writes > 0, "commands that fail", failed_writes);
+
+  // A write without an end: its block is nobody's any more.
+  const auto free_blocks = [&] { return copy(rig.blocks.table.pool[TARDIS_GPU_FILE].control + kFree, 1)[0]; };
+  want[0] = want[1] = want[2] = 50;
+  evict.launch(stream);
+  gio::testing::wait_for(stream, "room");
+  const std::uint32_t free_before = free_blocks();
+  const std::uint64_t written_before = counts.written;
+  count[0] = 4;
+  for (std::uint32_t i = 0; i < count[0]; ++i) {
+    numbers[i] = 100'000 + i;  // nobody knows them, so nothing is read
+    keys[i] = key_of(numbers[i]);
+  }
+  nvme::FaultRule lost;
+  lost.kind = nvme::FaultKind::kLostCompletion;
+  lost.queue = rig.gpu->queues().front().id;
+  lost.skip = 1;
+  lost.count = 1;
+  rig.gpu->rig().faults().add(lost);
+  restore.launch(stream);
+  gio::testing::wait_for(stream, "a write without an end");
+  check(cudaMemcpy(&counts, tardis_gpu_restore_counts_of(r), sizeof counts, cudaMemcpyDeviceToHost), "counts");
+  for (std::uint32_t i = 0; i < count[0]; ++i) {
+    expect(results[i].outcome == TARDIS_GPU_RESTORE_NEW, "a new page", results[i].outcome);
+  }
+  expect(counts.late == 1, "blocks that a write may come to yet", counts.late, 1);
+  const std::uint64_t written = counts.written - written_before;
+  expect(written < count[0], "pages written beside it", written);
+  expect(free_blocks() + 1 + written == free_before, "free blocks", free_blocks(), free_before - 1 - written);
+
   expect(outcomes[TARDIS_GPU_RESTORE_DAMAGED] > 0, "damaged pages", outcomes[TARDIS_GPU_RESTORE_DAMAGED]);
   expect(counts.written > 100, "pages that rings wrote", counts.written);
   std::printf(
