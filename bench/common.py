@@ -208,3 +208,20 @@ class Report:
         partial = self.file.with_name(self.file.name + ".partial")
         partial.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
         partial.replace(self.file)
+
+
+def measure_by_program(
+    document: str | None, name: str, add_row: Callable[[Report, dict[str, Any]], None]
+) -> tuple[Report, int]:
+    """Run a program of the test build that only knows --quick: `add_row` puts its rows into the report.
+
+    Returns the report and the program's exit status.
+    """
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_arguments(parser)
+    add_program_argument(parser, name)
+    arguments = parser.parse_args()
+    program = required_program(parser, arguments.program, name)
+    report = Report(arguments.json, machine_facts())
+    command = [str(program.absolute()), *(["--quick"] if arguments.quick else [])]
+    return report, run_program(command, lambda row: add_row(report, row))

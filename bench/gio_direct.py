@@ -15,11 +15,10 @@ one at a time       the time of single commands from submission to landed
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
+from common import Report, measure_by_program
 
 NAME = "tardis_gpu_gio_direct_bench"
 KNOWN = frozenset({"case", "system", "size", "value", "unit", "limit", "ratio"})
@@ -39,14 +38,7 @@ def add_row(report: Report, row: dict[str, Any]) -> None:
 
 def main() -> int:
     """Run the program, adding its rows as they come."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_arguments(parser)
-    add_program_argument(parser, NAME)
-    arguments = parser.parse_args()
-    program = required_program(parser, arguments.program, NAME)
-    report = Report(arguments.json, machine_facts())
-    command = [str(program.absolute()), *(["--quick"] if arguments.quick else [])]
-    return run_program(command, lambda row: add_row(report, row))
+    return measure_by_program(__doc__, NAME, add_row)[1]
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ without the arbiter. Pages of 128 KiB from all over pools of 512 MiB, 2 SMs a mo
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
+from common import Report, measure_by_program
 
 NAME = "tardis_gpu_gio_link_bench"
 KEPT = 0.9  # of its rate alone
@@ -38,14 +37,7 @@ def missed(report: Report) -> list[str]:
 
 def main() -> int:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_arguments(parser)
-    add_program_argument(parser, NAME)
-    arguments = parser.parse_args()
-    program = required_program(parser, arguments.program, NAME)
-    report = Report(arguments.json, machine_facts())
-    command = [str(program.absolute()), *(["--quick"] if arguments.quick else [])]
-    status = run_program(command, lambda row: add_row(report, row))
+    report, status = measure_by_program(__doc__, NAME, add_row)
     for line in missed(report):
         print(f"below what is aimed at: {line}")
     return status

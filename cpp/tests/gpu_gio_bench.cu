@@ -159,23 +159,6 @@ void measure_doorbell() {
 }
 
 // ---- the whole path
-__global__ void compare_words(const IoContext* contexts, const std::uint32_t* count, std::uint64_t seed,
-                              std::uint32_t block_shift, unsigned long long* wrong) {
-  unsigned long long bad = 0;
-  for (std::uint32_t i = blockIdx.x; i < *count; i += gridDim.x) {
-    const IoContext context = contexts[i];
-    std::uint64_t word = (context.block << block_shift) / 8;
-    for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
-      const auto* const at = reinterpret_cast<const std::uint64_t*>(context.memory[piece]);
-      for (std::uint32_t k = threadIdx.x; k < context.bytes[piece] / 8; k += blockDim.x) {
-        bad += at[k] != word_at(word + k, seed);
-      }
-      word += context.bytes[piece] / 8;
-    }
-  }
-  if (bad != 0) atomicAdd(wrong, bad);
-}
-
 struct Path {
   std::uint32_t bytes;   // of a command
   std::uint32_t pieces;  // 2: half of it K, half V
@@ -278,7 +261,7 @@ class PathRig {
     check(cudaMemsetAsync(pool_.data(), 0xa5, pool_.size(), stream_), "poison");
     for (const auto& iocb : iocbs_) {
       gpu_.enqueue(iocb->block(3000 * kMs, path_.digested), stream_);
-      compare_words<<<256, 256, 0, stream_>>>(iocb->contexts.data(), iocb->count.data(), kSeed, 12, wrong.data());
+      compare_landed<<<256, 256, 0, stream_>>>(iocb->contexts.data(), iocb->count.data(), kSeed, 12, wrong.data());
     }
     wait_for(stream_, "verify");
     if (wrong[0] != 0) fail("wrong words", wrong[0]);

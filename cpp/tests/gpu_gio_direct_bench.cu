@@ -125,22 +125,6 @@ Limits measure_limits() {
 }
 
 // ---- the whole path
-__global__ void compare_words(const IoContext* contexts, const std::uint32_t* count, unsigned long long* wrong) {
-  unsigned long long bad = 0;
-  for (std::uint32_t i = blockIdx.x; i < *count; i += gridDim.x) {
-    const IoContext context = contexts[i];
-    std::uint64_t word = (context.block << 12) / 8;
-    for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
-      const auto* const at = reinterpret_cast<const std::uint64_t*>(context.memory[piece]);
-      for (std::uint32_t k = threadIdx.x; k < context.bytes[piece] / 8; k += blockDim.x) {
-        bad += at[k] != word_at(word + k, kSeed);
-      }
-      word += context.bytes[piece] / 8;
-    }
-  }
-  if (bad != 0) atomicAdd(wrong, bad);
-}
-
 constexpr std::uint32_t kDirectThreads = 4;  // more are refused
 
 struct Path {
@@ -196,7 +180,7 @@ class PathRig {
       check(cudaMemsetAsync(pool_.data(), 0xa5, pool_.size(), stream_), "poison");
       for (const auto& iocb : iocbs_) {
         enqueue(iocb->block(3000 * kMs), ctas);
-        compare_words<<<256, 256, 0, stream_>>>(iocb->contexts.data(), iocb->count.data(), wrong.data());
+        compare_landed<<<256, 256, 0, stream_>>>(iocb->contexts.data(), iocb->count.data(), kSeed, 12, wrong.data());
       }
       wait_seldom(stream_, "verify");
       if (wrong[0] != 0) fail("wrong words", wrong[0]);

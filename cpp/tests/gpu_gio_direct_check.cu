@@ -29,24 +29,6 @@ void expect(bool good, const char* test, const std::string& what, std::uint64_t 
   std::printf("FAILED %s: expected %s (found %llu)\n", test, what.c_str(), static_cast<unsigned long long>(found));
 }
 
-// Landed words that are not those of the namespace.
-__global__ void compare(const IoContext* contexts, const std::uint32_t* count, std::uint64_t seed,
-                        std::uint32_t block_shift, unsigned long long* wrong) {
-  unsigned long long bad = 0;
-  for (std::uint32_t i = blockIdx.x; i < *count; i += gridDim.x) {
-    const IoContext context = contexts[i];
-    std::uint64_t word = (context.block << block_shift) / 8;
-    for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
-      const auto* const at = reinterpret_cast<const std::uint64_t*>(context.memory[piece]);
-      for (std::uint32_t k = threadIdx.x; k < context.bytes[piece] / 8; k += blockDim.x) {
-        bad += at[k] != word_at(word + k, seed);
-      }
-      word += context.bytes[piece] / 8;
-    }
-  }
-  if (bad != 0) atomicAdd(wrong, bad);
-}
-
 __global__ void count_touched(const std::uint64_t* words, std::uint64_t count, unsigned long long* touched) {
   unsigned long long mine = 0;
   for (std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
@@ -140,7 +122,7 @@ void random_commands(const char* test, const Pools& pools, GpuRigOptions options
     (void)run(gpu, iocb.block(5000 * kMs));
     expect(iocb.flag() == kIoDone, test, "all commands done", iocb.total(gpu.rings()).done);
     if (!writes) {
-      compare<<<256, 256>>>(iocb.contexts.data(), iocb.count.data(), 1, options.block_shift, wrong.data());
+      compare_landed<<<256, 256>>>(iocb.contexts.data(), iocb.count.data(), 1, options.block_shift, wrong.data());
       wait_for(nullptr, "compare");
       expect(wrong[0] == 0, test, "the namespace's words", wrong[0]);
       const std::uint64_t touched = pools.touched();
@@ -211,7 +193,8 @@ void replays(const Pools& pools, int times) {
   const CUresult waits =
       wait_value(compute, reinterpret_cast<CUdeviceptr>(block.flag), kIoDone, CU_STREAM_WAIT_VALUE_GEQ);
   expect(waits == CUDA_SUCCESS, "replays", "the wait to be captured", waits);
-  compare<<<128, 256, 0, compute>>>(iocb.contexts.data(), iocb.count.data(), 7, options.block_shift, wrong.data());
+  compare_landed<<<128, 256, 0, compute>>>(iocb.contexts.data(), iocb.count.data(), 7, options.block_shift,
+                                           wrong.data());
   check(tardis_gpu_gio_prepare(&layer, iocb.contexts.data(), iocb.count.data(), io), "prepare");
   check(tardis_gpu_gio_run(gpu.queues().data(), gpu.rings(), &block, 1, io), "run");
   check(cudaEventRecord(join, compute), "join");
@@ -414,7 +397,7 @@ void faults() {
     (void)run(gpu, iocb.block(2000 * kMs));
     expect(iocb.flag() == kIoDone, fault.name, "a good run afterwards", iocb.flag());
     Array<unsigned long long> wrong(Where::kMapped, 1);
-    compare<<<64, 256>>>(iocb.contexts.data(), iocb.count.data(), 3, 12, wrong.data());
+    compare_landed<<<64, 256>>>(iocb.contexts.data(), iocb.count.data(), 3, 12, wrong.data());
     wait_for(nullptr, "compare");
     expect(wrong[0] == 0, fault.name, "right words afterwards", wrong[0]);
     std::printf("fault: %s: %llu of %u done, %.0f ms\n", fault.name, static_cast<unsigned long long>(done), kCommands,

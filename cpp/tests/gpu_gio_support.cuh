@@ -102,6 +102,25 @@ TARDIS_HD inline std::uint64_t word_at(std::uint64_t word, std::uint64_t seed) {
   return z ^ z >> 27;
 }
 
+// Landed words that are not those of a namespace filled with word_at().
+[[maybe_unused]] static __global__ void compare_landed(const IoContext* contexts, const std::uint32_t* count,
+                                                       std::uint64_t seed, std::uint32_t block_shift,
+                                                       unsigned long long* wrong) {
+  unsigned long long bad = 0;
+  for (std::uint32_t i = blockIdx.x; i < *count; i += gridDim.x) {
+    const IoContext context = contexts[i];
+    std::uint64_t word = (context.block << block_shift) / 8;
+    for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
+      const auto* const at = reinterpret_cast<const std::uint64_t*>(context.memory[piece]);
+      for (std::uint32_t k = threadIdx.x; k < context.bytes[piece] / 8; k += blockDim.x) {
+        bad += at[k] != word_at(word + k, seed);
+      }
+      word += context.bytes[piece] / 8;
+    }
+  }
+  if (bad != 0) atomicAdd(wrong, bad);
+}
+
 inline void fill_words(std::byte* memory, std::uint64_t bytes, std::uint64_t seed) {
   const unsigned threads = std::max(1u, std::min(12u, std::thread::hardware_concurrency()));
   std::vector<std::thread> all;

@@ -15,23 +15,11 @@ import importlib.util
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
+from sglang_tardis.codes import CODES
+
 __all__ = ["GioError", "GpuLibraryMissingError", "Index", "Layer", "Options", "Sizes", "core", "gpu"]
 
 WRITE, READ = 1, 2
-
-_CODES = (
-    "ok",
-    "invalid_argument",
-    "not_found",
-    "io",
-    "corrupt",
-    "busy",
-    "no_space",
-    "unsupported_format",
-    "permission",
-    "closed",
-    "internal",
-)
 
 
 class GioError(Exception):
@@ -223,7 +211,7 @@ class Core:
             return
         text = error.value.decode() if error.value else name
         self.library.tardis_free(error)
-        raise GioError(text, _CODES[code] if code < len(_CODES) else "internal")
+        raise GioError(text, CODES[code] if code < len(CODES) else "internal")
 
     def text(self, name: str, *arguments: object) -> str:
         """A function that returns text to be freed."""

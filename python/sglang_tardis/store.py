@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_tardis import _core
+from sglang_tardis.codes import CODES
 
 __all__ = [
     "Namespace",
@@ -43,20 +44,6 @@ __all__ = [
 
 HashArray = npt.NDArray[np.uint8]
 PieceArray = npt.NDArray[np.uint64]
-
-_CODES = (
-    "ok",
-    "invalid_argument",
-    "not_found",
-    "io",
-    "corrupt",
-    "busy",
-    "no_space",
-    "unsupported_format",
-    "permission",
-    "closed",
-    "internal",
-)
 
 
 class TardisError(Exception):
@@ -98,7 +85,7 @@ _ERRORS: dict[str, type[TardisError]] = {
 
 
 def _error(code: int, message: str) -> TardisError:
-    name = _CODES[code] if 0 <= code < len(_CODES) else "internal"
+    name = CODES[code] if 0 <= code < len(CODES) else "internal"
     return _ERRORS.get(name, TardisError)(message or name, name)
 
 
