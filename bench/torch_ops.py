@@ -98,9 +98,12 @@ def check_renew(outcome: Outcome, device: str) -> None:
         slots, stored = list(rig.at), list(rig.at.values())
         rig.session.deadline_ms = 1
         rig.choose(stored, slots)
-        rig.poison()
-        found = rig.run(OPS.batch_get)
-        report = rig.session.layer_report(0)
+        for _attempt in range(50):  # a thread that is not scheduled for that long finds everything done when it looks
+            rig.poison()
+            found = rig.run(OPS.batch_get)
+            report = rig.session.layer_report(0)
+            if found != [1]:
+                break
         outcome.expect(found == [2] and report.needs_renew, "a deadline of 1 ms", report.rings)
         rig.session.deadline_ms = 10_000
         outcome.expect(rig.run(OPS.batch_get) == [2], "a queue that is down")

@@ -42,8 +42,20 @@ def _installed(name: str) -> bool:
     return True
 
 
+_SERVER = pytest.StashKey[Server]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the shared server behind the last test of this folder: an idle one still keeps a core busy."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        server = item.config.stash.get(_SERVER, None)
+        if server is not None:
+            server.stop()
+
+
 @pytest.fixture(scope="session")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+def lives(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Lives]:
     """Store, kill, restore, stop, restore."""
     folder = tmp_path_factory.mktemp("lives")
     record = Lives(prompts=[text(seed) for seed in (1, 2)], store=folder / "store")
@@ -73,6 +85,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
     with contextlib.closing(Server(record.spec(), folder / "server-3.log")) as server:
         server.start(START_TIMEOUT)
         record.server = server
+        pytestconfig.stash[_SERVER] = server
         record.after_term += [server.generate(ids) for ids in record.prompts]
         record.start_line = next(line for line in server.log_text().splitlines() if "tardis: store" in line)
         yield record
