@@ -49,6 +49,11 @@ void Store::take_free(SlotClass slot_class, std::size_t need, std::optional<std:
   for (std::uint32_t i = 0; i < end && out.slots.size() < need; ++i) {
     const std::uint32_t id = (start + i) % end;
     LiveSegment& s = live(id);
+    // Being made, or given another class, by somebody: it may have free slots in a moment.
+    if (state_of(id) == SegmentState::kCreating || state_of(id) == SegmentState::kReclassing) {
+      const Owner maker = s.owner.load();
+      if (maker != 0 && owner_alive(maker)) out.busy = true;
+    }
     if (state_of(id) != SegmentState::kReady || index_.class_of(id) != slot_class) continue;
     if (path && s.path.load() != *path) continue;
     if (count_of(s, SlotState::kFree) + count_of(s, SlotState::kDying) == 0) continue;
