@@ -41,6 +41,16 @@ Result<gio::SessionOptions> session_options(const tardis_gio_options& o) {
   return options;
 }
 
+Status open_session(const gio::SessionOptions& options, void* memory, tardis_gio_session** session) {
+  auto made = std::make_unique<tardis_gio_session>();
+  auto opened = gio::Session::open(options, memory);
+  if (!opened) return opened.error();
+  made->session = std::move(*opened);
+  made->read_tables();
+  *session = made.release();
+  return {};
+}
+
 }  // namespace tardis::capi
 
 namespace {
@@ -55,13 +65,7 @@ using capi::session_options;
 size_t tardis_gio_queue_bytes(void) { return sizeof(gio::GrantedQueue); }
 
 size_t tardis_gio_memory_bytes(const tardis_gio_options* options) {
-  if (options == nullptr) return 0;
-  try {
-    auto converted = session_options(*options);
-    return converted ? gio::Session::memory_bytes(*converted) : 0;
-  } catch (const std::exception&) {
-    return 0;
-  }
+  return capi::session_memory_bytes(options, session_options);
 }
 
 tardis_code tardis_gio_open(const tardis_gio_options* options, void* memory, tardis_gio_session** session,
@@ -72,13 +76,7 @@ tardis_code tardis_gio_open(const tardis_gio_options* options, void* memory, tar
     }
     auto converted = session_options(*options);
     if (!converted) return converted.error();
-    auto made = std::make_unique<tardis_gio_session>();
-    auto opened = gio::Session::open(*converted, memory);
-    if (!opened) return opened.error();
-    made->session = std::move(*opened);
-    made->read_tables();
-    *session = made.release();
-    return {};
+    return capi::open_session(*converted, memory, session);
   });
 }
 

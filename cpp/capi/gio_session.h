@@ -2,7 +2,9 @@
 // What a handle of the C ABI stands for, and how its options are read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -23,5 +25,17 @@ struct tardis_gio_session {
 namespace tardis::capi {
 
 Result<gio::SessionOptions> session_options(const tardis_gio_options& options);
+// `read`: as session_options(). 0: options that make no sense.
+template <class Read>
+std::size_t session_memory_bytes(const tardis_gio_options* options, Read read) {
+  if (options == nullptr) return 0;
+  try {
+    auto converted = read(*options);
+    return converted ? gio::Session::memory_bytes(*converted) : 0;
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+Status open_session(const gio::SessionOptions& options, void* memory, tardis_gio_session** session);
 
 }  // namespace tardis::capi

@@ -35,13 +35,7 @@ Result<gio::SessionOptions> store_session_options(const tardis_gio_options& o) {
 }  // namespace
 
 size_t tardis_gio_store_memory_bytes(const tardis_gio_options* options) {
-  if (options == nullptr) return 0;
-  try {
-    auto converted = store_session_options(*options);
-    return converted ? gio::Session::memory_bytes(*converted) : 0;
-  } catch (const std::exception&) {
-    return 0;
-  }
+  return capi::session_memory_bytes(options, store_session_options);
 }
 
 tardis_code tardis_gio_open_store(const tardis_gio_options* options, tardis_store* store, void* memory,
@@ -54,13 +48,7 @@ tardis_code tardis_gio_open_store(const tardis_gio_options* options, tardis_stor
     auto converted = store_session_options(*options);
     if (!converted) return converted.error();
     converted->store = store->store.get();
-    auto made = std::make_unique<tardis_gio_session>();
-    auto opened = gio::Session::open(*converted, memory);
-    if (!opened) return opened.error();
-    made->session = std::move(*opened);
-    made->read_tables();
-    *session = made.release();
-    return {};
+    return capi::open_session(*converted, memory, session);
   });
 }
 

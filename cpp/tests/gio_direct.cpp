@@ -13,8 +13,8 @@ namespace {
 
 using namespace nvme;
 using std::chrono::milliseconds;
+using testing::context_of;
 using testing::CpuEngine;
-using testing::direct_context;
 using testing::DirectRig;
 using testing::Fault;
 using testing::kFaults;
@@ -113,8 +113,8 @@ void read_and_write(const Case& with, std::uint64_t seed) {
         }
       }
       const IoOp op = random() % 3 == 0 ? IoOp::kWrite : IoOp::kRead;
-      contexts.push_back(direct_context(op, first, direct.regions[in[0]] + at[0], front,
-                                        front == bytes ? nullptr : direct.regions[in[1]] + at[1], bytes - front));
+      contexts.push_back(context_of(op, first, direct.regions[in[0]] + at[0], front,
+                                    front == bytes ? nullptr : direct.regions[in[1]] + at[1], bytes - front));
       std::byte* const there = disk.data() + first * block;
       for (const auto& [from, to, n] : {std::tuple{there, memory[in[0]].data() + at[0], front},
                                         std::tuple{there + front, memory[in[1]].data() + at[1], bytes - front}}) {
@@ -172,7 +172,7 @@ TEST(GioDirect, RefusesWhatCannotBeDescribed) {
     std::vector<IoContext> contexts;
     const auto add = [&](const std::byte* first, std::size_t first_bytes, const std::byte* second = nullptr,
                          std::size_t second_bytes = 0) {
-      contexts.push_back(direct_context(IoOp::kRead, 8, first, first_bytes, second, second_bytes));
+      contexts.push_back(context_of(IoOp::kRead, 8, first, first_bytes, second, second_bytes));
     };
     add(ordinary.data(), kPage);
     add(a + kRegion - kPage, 2 * kPage);    // over the end
@@ -197,7 +197,7 @@ TEST(GioDirect, RefusesWhatCannotBeDescribed) {
     EXPECT_EQ(outcome.error(), RingError::kCommands);
     // The ring sees none of the bytes: asked to compare them itself, it must not say that they are good.
     std::uint64_t digest = 0;
-    contexts.assign(2, direct_context(IoOp::kRead, 8, a, kPage));
+    contexts.assign(2, context_of(IoOp::kRead, 8, a, kPage));
     contexts[0].digests = reinterpret_cast<std::uintptr_t>(&digest);
     outcome = direct.gio.owner->run<32>(contexts, 20'000'000'000, true);
     EXPECT_EQ(outcome.statuses[0].end(), IoEnd::kRefused);
@@ -209,7 +209,7 @@ TEST(GioDirect, RefusesWhatCannotBeDescribed) {
       EXPECT_EQ(std::memcmp(direct.bytes(a), before.data(), before.size()), 0);
     }
     // As good as before.
-    contexts.assign(1, direct_context(IoOp::kRead, 3, a + 16 * 7, 4 * kPage));
+    contexts.assign(1, context_of(IoOp::kRead, 3, a + 16 * 7, 4 * kPage));
     EXPECT_EQ(direct.gio.owner->run<32>(contexts).flag, kIoDone);
     EXPECT_EQ(std::memcmp(direct.bytes(a) + 16 * 7, direct.gio.media(3), 4 * kPage), 0);
   }
@@ -227,8 +227,8 @@ TEST(GioDirect, LongestCommands) {
     constexpr std::size_t kHalf = 1 << 20;
     const std::byte* const a = direct.regions[0];
     const std::byte* const b = direct.regions[1];
-    const std::vector<IoContext> contexts = {direct_context(IoOp::kRead, 1, a + 3 * kPage, kHalf, b + 5 * kPage, kHalf),
-                                             direct_context(IoOp::kRead, 513, a + 2 * kHalf, 2 * kHalf)};
+    const std::vector<IoContext> contexts = {context_of(IoOp::kRead, 1, a + 3 * kPage, kHalf, b + 5 * kPage, kHalf),
+                                             context_of(IoOp::kRead, 513, a + 2 * kHalf, 2 * kHalf)};
     EXPECT_EQ(direct.gio.owner->run<32>(contexts).flag, kIoDone);
     EXPECT_EQ(std::memcmp(direct.bytes(a) + 3 * kPage, direct.gio.media(1), kHalf), 0);
     EXPECT_EQ(std::memcmp(direct.bytes(b) + 5 * kPage, direct.gio.media(1) + kHalf, kHalf), 0);
@@ -248,11 +248,11 @@ TEST(GioDirect, RegionsThatBeginWithinAPage) {
     ASSERT_TRUE(direct.gio.grant->add_region(direct.provider, memory + kInto, kBytes - 2 * kInto));
     direct.start();
     const std::vector<IoContext> contexts = {
-        direct_context(IoOp::kRead, 1, memory + kInto, 10 * kPage),
-        direct_context(IoOp::kRead, 20, memory + 20 * kPage + 16, 16 * kPage - 16, memory + 64 * kPage, 16),
-        direct_context(IoOp::kRead, 40, memory + kBytes - kInto - 100 * kPage, 100 * kPage),
-        direct_context(IoOp::kRead, 1, memory, kPage),
-        direct_context(IoOp::kRead, 1, memory + kBytes - kPage, kPage),
+        context_of(IoOp::kRead, 1, memory + kInto, 10 * kPage),
+        context_of(IoOp::kRead, 20, memory + 20 * kPage + 16, 16 * kPage - 16, memory + 64 * kPage, 16),
+        context_of(IoOp::kRead, 40, memory + kBytes - kInto - 100 * kPage, 100 * kPage),
+        context_of(IoOp::kRead, 1, memory, kPage),
+        context_of(IoOp::kRead, 1, memory + kBytes - kPage, kPage),
     };
     const auto outcome = direct.gio.owner->run<32>(contexts);
     std::byte* const landed = direct.bytes(memory);
@@ -287,7 +287,7 @@ TEST(GioDirect, MoreCommandsThanStagingMemory) {
   }
   std::vector<IoContext> contexts;
   for (std::size_t i = 0; i < kCommands; ++i) {
-    contexts.push_back(direct_context(IoOp::kRead, i * (kBytes >> 12), direct.regions[0] + i * kBytes, kBytes));
+    contexts.push_back(context_of(IoOp::kRead, i * (kBytes >> 12), direct.regions[0] + i * kBytes, kBytes));
   }
   EXPECT_EQ(direct.gio.owner->run<32>(contexts).flag, kIoDone);
   std::byte* const landed = direct.bytes(direct.regions[0]);
@@ -319,8 +319,8 @@ TEST(GioDirect, MemoryOfSeveralKindsInACommand) {
     const auto bytes_of_keys = [&](std::size_t at) { return (keys == there ? other->at(there) : plain.data()) + at; };
     std::vector<IoContext> contexts;
     for (std::size_t i = 0; i < 40; ++i) {
-      contexts.push_back(direct_context(IoOp::kRead, 2 * i, keys + i * 6 * kPage, 5 * kPage - 512,
-                                        direct.regions[0] + i * 6 * kPage, kPage + 512));
+      contexts.push_back(context_of(IoOp::kRead, 2 * i, keys + i * 6 * kPage, 5 * kPage - 512,
+                                    direct.regions[0] + i * 6 * kPage, kPage + 512));
       contexts.back().block = 6 * i;
     }
     EXPECT_EQ(direct.gio.owner->run<32>(contexts).flag, kIoDone);
@@ -356,8 +356,8 @@ class FaultRig {
     direct_.gio.fill_media(options.entries);
     direct_.gio.rig.excused = {ViolationKind::kCqOverflow, ViolationKind::kDmaAfterUnmap};
     for (std::size_t i = 0; i < kCommands; ++i) {
-      contexts.push_back(direct_context(IoOp::kRead, 2 * i, direct_.regions[0] + i * kPlace, kPage,
-                                        direct_.regions[1] + i * kPlace, kPage));
+      contexts.push_back(context_of(IoOp::kRead, 2 * i, direct_.regions[0] + i * kPlace, kPage,
+                                    direct_.regions[1] + i * kPlace, kPage));
     }
     poison();
   }

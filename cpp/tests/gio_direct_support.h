@@ -242,16 +242,4 @@ struct DirectRig {
   std::vector<std::byte*> regions;
 };
 
-inline IoContext direct_context(IoOp op, std::uint64_t block, const std::byte* first, std::size_t first_bytes,
-                                const std::byte* second = nullptr, std::size_t second_bytes = 0) {
-  IoContext context{};
-  context.op = op;
-  context.block = block;
-  context.memory[0] = reinterpret_cast<std::uintptr_t>(first);
-  context.memory[1] = reinterpret_cast<std::uintptr_t>(second);
-  context.bytes[0] = static_cast<std::uint32_t>(first_bytes);
-  context.bytes[1] = static_cast<std::uint32_t>(second_bytes);
-  return context;
-}
-
 }  // namespace tardis::gio::testing

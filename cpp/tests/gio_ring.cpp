@@ -14,6 +14,7 @@ namespace {
 
 using namespace nvme;
 using std::chrono::milliseconds;
+using testing::context_of;
 using testing::Fault;
 using testing::GrantRig;
 using testing::HostOwner;
@@ -39,18 +40,6 @@ class Pages {
   std::size_t bytes_;
   AlignedBuffer memory_;
 };
-
-IoContext context_of(IoOp op, std::uint64_t block, std::byte* first, std::size_t first_bytes,
-                     std::byte* second = nullptr, std::size_t second_bytes = 0) {
-  IoContext context{};
-  context.op = op;
-  context.block = block;
-  context.memory[0] = reinterpret_cast<std::uintptr_t>(first);
-  context.memory[1] = reinterpret_cast<std::uintptr_t>(second);
-  context.bytes[0] = static_cast<std::uint32_t>(first_bytes);
-  context.bytes[1] = static_cast<std::uint32_t>(second_bytes);
-  return context;
-}
 
 template <std::uint32_t kWidth>
 void read_and_write(std::uint32_t entries, std::uint32_t queues, SglSupport sgl, std::uint32_t shift,

@@ -12,8 +12,8 @@
 namespace tardis::gio {
 namespace {
 
+using testing::context_of;
 using testing::CpuEngine;
-using testing::direct_context;
 
 CpuEngine& engine_of(void* context) { return *static_cast<CpuEngine*>(context); }
 nvme::CopyDirection direction_of(int to_remote) {
@@ -168,7 +168,7 @@ void lands(const char* file) {
 
   std::vector<IoContext> contexts;
   for (std::size_t i = 0; i < 30; ++i) {
-    contexts.push_back(direct_context(IoOp::kRead, 2 * ((i * 17) % 200), a + i * 8192, 4096, b + i * 8192, 4096));
+    contexts.push_back(context_of(IoOp::kRead, 2 * ((i * 17) % 200), a + i * 8192, 4096, b + i * 8192, 4096));
   }
   EXPECT_EQ(owner.run(contexts, true), kIoDone);
   for (std::size_t i = 0; i < contexts.size(); ++i) {
@@ -177,7 +177,7 @@ void lands(const char* file) {
   }
   // The same queues, with bounce slots.
   AlignedBuffer page(4096);
-  contexts.assign(1, direct_context(IoOp::kRead, 5, page.data(), 4096));
+  contexts.assign(1, context_of(IoOp::kRead, 5, page.data(), 4096));
   EXPECT_EQ(owner.run(contexts, true), kIoError);
   EXPECT_EQ(owner.run(contexts, false), kIoDone);
   EXPECT_EQ(std::memcmp(page.data(), owner.data(5), 4096), 0);
@@ -186,9 +186,9 @@ void lands(const char* file) {
   EXPECT_EQ(tardis_gio_unregister_region(owner.session, b, &error), TARDIS_NOT_FOUND);
   tardis_free(error);
   engine.free(b);
-  contexts.assign(1, direct_context(IoOp::kRead, 5, b, 4096));
+  contexts.assign(1, context_of(IoOp::kRead, 5, b, 4096));
   EXPECT_EQ(owner.run(contexts, true), kIoError);
-  contexts.assign(1, direct_context(IoOp::kRead, 5, a, 4096));
+  contexts.assign(1, context_of(IoOp::kRead, 5, a, 4096));
   EXPECT_EQ(owner.run(contexts, true), kIoDone);
 }
 
@@ -270,7 +270,7 @@ TEST(GioSessionDirect, AnEngineThatFailsTheSelfTest) {
   EXPECT_FALSE(owner.use_direct(fails));
   owner.unharmed();
   AlignedBuffer page(4096);
-  const std::vector<IoContext> contexts = {direct_context(IoOp::kRead, 5, page.data(), 4096)};
+  const std::vector<IoContext> contexts = {context_of(IoOp::kRead, 5, page.data(), 4096)};
   EXPECT_EQ(owner.run(contexts, false), kIoDone);
   EXPECT_EQ(std::memcmp(page.data(), owner.data(5), 4096), 0);
   EXPECT_TRUE(owner.use_direct(good)) << owner.message;
@@ -316,7 +316,7 @@ TEST(GioSessionDirect, RegionsOutliveAController) {
   queue.direct = session.direct(0);
   start_queue(queue);
   std::memset(session.media() + 4096, 0x3c, 4096);
-  const IoContext context = direct_context(IoOp::kRead, 1, base + 512, 4096);
+  const IoContext context = context_of(IoOp::kRead, 1, base + 512, 4096);
   AlignedBuffer work_memory(RingWork::bytes(queue.commands, 32), 64);
   const RingWork work = RingWork::in(work_memory.data(), queue.commands, 32);
   HostMover mover(queue, work);
