@@ -68,6 +68,7 @@ struct PathReport {
   std::uint32_t memory_align = 1;
   std::uint32_t logical_block = 512;  // of the device below, 4096 if unknown
   std::string filesystem;             // "ext4", "tmpfs", ... from statfs magic, or the hex magic
+  bool in_memory = false;             // tmpfs, in all folders: a file's bytes are in memory alone
   std::string reason;
 };
 
@@ -122,6 +123,14 @@ class BlockDevice {
 
   // Other processes use the same drives. Before anything is read or flushed.
   virtual void share_turns(std::unique_ptr<FlushTurns> /*turns*/) {}
+
+  // Whether reads are no more than copies, by whoever asks, since all files are in memory: then read_at_once() reads
+  // one range by the calling thread alone. It takes no place in a queue and waits for no other request. 0, or a
+  // positive errno, as IoRequest::error.
+  virtual bool reads_at_once() const { return false; }
+  virtual int read_at_once(FileId /*file*/, std::uint64_t /*offset*/, std::span<const iovec> /*memory*/) {
+    return EOPNOTSUPP;
+  }
 
   // Tells the device of memory that many requests will use, such as a host page pool, so that the kernel need not look
   // it up for each. Only a hint: what cannot be registered (no such engine, too little locked memory) works as before,

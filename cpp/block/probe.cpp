@@ -167,6 +167,7 @@ Result<Choice> choose(const std::string& folder, const BlockDeviceOptions& optio
   PathReport& report = choice.report;
   IoGeometry& geometry = choice.geometry;
   report.filesystem = facts->name;
+  report.in_memory = facts->in_memory;
 
   std::string direct_text = "direct_io is off";
   if (options.direct != Direct::kOff) {
@@ -247,6 +248,7 @@ Status also_serve(Choice& choice, const std::string& first, const BlockDeviceOpt
     choice.geometry.offset_align = std::max(choice.geometry.offset_align, other->geometry.offset_align);
     choice.geometry.memory_align = std::max(choice.geometry.memory_align, other->geometry.memory_align);
     report.logical_block = std::max(report.logical_block, other->report.logical_block);
+    report.in_memory &= other->report.in_memory;
     report.reason += "; " + folder + " (" + other->report.filesystem + "): " + other->report.reason;
   }
   report.offset_align = choice.geometry.offset_align;
@@ -307,6 +309,7 @@ Result<PathReport> probe_path(const std::string& folder, const BlockDeviceOption
   if (!facts) return facts.error();
   PathReport report;
   report.filesystem = facts->name;
+  report.in_memory = facts->in_memory;
   report.logical_block = facts->logical_block;
   const auto obstacle = why_no_io_uring(uring_depth(options).most, -1, -1, nullptr, 0);
   report.engine = obstacle || options.engine == Engine::kSync || facts->in_memory ? "sync" : "io_uring";

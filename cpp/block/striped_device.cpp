@@ -224,4 +224,22 @@ void StripedDevice::run(std::span<IoRequest> requests, const Completion& on_comp
   Batch(*this, requests, on_complete).run(*inner_);
 }
 
+int StripedDevice::read_at_once(FileId file, std::uint64_t offset, std::span<const iovec> memory) {
+  if (!is_joined(file)) return inner_->read_at_once(file, offset, memory);
+  const auto joined = find(file);
+  if (joined == nullptr || joined->map().unit == 0) return EBADF;
+  int first_error = 0;
+  IovecCursor at;
+  std::vector<iovec> part;
+  joined->map().pieces(offset, total_bytes(memory), [&](std::uint32_t own, std::uint64_t start, std::uint64_t n) {
+    part.clear();
+    take(memory, at, n, part);
+    Member& member = joined->members[own];
+    const int error = inner_->read_at_once(member.file, start, part);
+    member.met(IoUse::kRead, error);
+    if (first_error == 0) first_error = error;
+  });
+  return first_error;
+}
+
 }  // namespace tardis

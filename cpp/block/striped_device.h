@@ -41,6 +41,8 @@ class StripedDevice : public BlockDevice {
   // Of a joined file: how many bytes come before the first that one of the files lacks.
   Result<std::uint64_t> file_bytes(FileId file) override;
   void run(std::span<IoRequest> requests, const Completion& on_complete) override;
+  bool reads_at_once() const override { return inner_->reads_at_once(); }
+  int read_at_once(FileId file, std::uint64_t offset, std::span<const iovec> memory) override;
   // Of a joined file: flushes every one, also after one has failed, and tells the first failure.
   Status flush(FileId file) override { return flush_files({&file, 1}).front(); }
   std::vector<Status> flush_files(std::span<const FileId> files) override;

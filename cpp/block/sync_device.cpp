@@ -25,6 +25,12 @@ void SyncDevice::run(std::span<IoRequest> requests, const Completion& on_complet
       &may_join);
 }
 
+int SyncDevice::read_at_once(FileId file, std::uint64_t offset, std::span<const iovec> memory) {
+  IoRequest request{IoRequest::Op::kRead, file, offset, memory, 0};
+  execute(request);
+  return request.error;
+}
+
 void SyncDevice::execute(IoRequest& request) {
   const std::uint64_t bytes = total_bytes(request.memory);
   bool bounced = false;

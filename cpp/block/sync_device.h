@@ -11,6 +11,8 @@ class SyncDevice final : public FileDevice {
   using FileDevice::FileDevice;
 
   void run(std::span<IoRequest> requests, const Completion& on_complete) override;
+  bool reads_at_once() const override { return setup_.report.in_memory; }
+  int read_at_once(FileId file, std::uint64_t offset, std::span<const iovec> memory) override;
 
  private:
   void execute(IoRequest& request);

@@ -179,4 +179,27 @@ void Store::read_addresses(std::span<AddressRead> reads, const std::function<voi
   tell_paths(tally, IoUse::kRead);
 }
 
+int Store::read_at_once(std::uint64_t address, std::span<const iovec> memory) {
+  const Call call(*this);
+  if (!call) return ESHUTDOWN;
+  const SegmentAddresses addresses = segment_addresses();
+  const std::uint64_t bytes = total_bytes(memory);
+  if (bytes > addresses.end() || address > addresses.end() - bytes) return ENXIO;
+  IovecCursor at;
+  std::vector<iovec> part;
+  int error = 0;
+  for (std::uint64_t done = 0; error == 0 && done < bytes;) {
+    const std::uint64_t offset = (address + done) % addresses.stride,
+                        step = std::min(bytes - done, addresses.stride - offset);
+    Segment* owner = segment_named(addresses.segment_of(address + done));
+    if (owner == nullptr) return ENXIO;
+    part.clear();
+    take(memory, at, step, part);
+    error = device_->read_at_once(owner->file(), offset, part);
+    path_result(*owner, IoUse::kRead, error == 0 ? Status() : errno_error(error, "reading " + owner->path()));
+    done += step;
+  }
+  return error;
+}
+
 }  // namespace tardis

@@ -99,6 +99,10 @@ class Store {
   SegmentAddresses segment_addresses() const;
   // As BlockDevice::run(). Of what is not under a lease the bytes may change meanwhile.
   void read_addresses(std::span<AddressRead> reads, const std::function<void(AddressRead&)>& on_complete);
+  // Whether those are copies from memory: then read_at_once() does one, by the calling thread alone. 0 or an errno, as
+  // AddressRead::error. Asked while the store is open.
+  bool reads_at_once() const { return device_->reads_at_once(); }
+  int read_at_once(std::uint64_t address, std::span<const iovec> memory);
   // follow.cpp: for who keeps a copy of the index.
   // Tells of every slot in which something changed since `seen` was here last. Takes no lock and does no I/O; what
   // changes meanwhile is told now or the next time.

@@ -97,6 +97,47 @@ TEST_P(BlockDeviceTest, ReportsWhatWasAskedFor) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
+TEST(BlockDeviceAtOnce, FilesInMemoryAreReadByTheCallerAlone) {
+  const TempFolder memory("/dev/shm");
+  const auto device = open_block_device(memory.path(), {}, -1);
+  ASSERT_TRUE(device) << device.error().message;
+  ASSERT_TRUE((*device)->report().in_memory);
+  ASSERT_TRUE((*device)->reads_at_once());
+  const auto file = (*device)->open_file(memory.file("data"), true, true);
+  ASSERT_TRUE(file);
+  const auto bytes = random_bytes(1 * kMiB, 5);
+  iovec whole{const_cast<std::uint8_t*>(bytes.data()), bytes.size()};
+  ASSERT_EQ(run_one(**device, Op::kWrite, *file, 0, {&whole, 1}), 0);
+  const auto before = (*device)->counters();
+  std::vector<std::uint8_t> found(300'000);
+  const std::vector<iovec> pieces{{found.data(), 1}, {found.data() + 1, 99'999}, {found.data() + 100'000, 200'000}};
+  EXPECT_EQ((*device)->read_at_once(*file, 12'345, pieces), 0);
+  EXPECT_TRUE(std::equal(found.begin(), found.end(), bytes.begin() + 12'345));
+  EXPECT_EQ((*device)->read_at_once(*file, 1 * kMiB - 299'999, pieces), ENODATA);
+  EXPECT_EQ((*device)->read_at_once(*file + 1, 0, pieces), EBADF);
+  const auto after = (*device)->counters();
+  EXPECT_EQ(after.reads - before.reads, 3u);
+  EXPECT_EQ(after.read_bytes - before.read_bytes, found.size());
+  EXPECT_EQ(after.errors - before.errors, 2u);
+  EXPECT_EQ(after.read_batches, before.read_batches) << "it takes no turn";
+}
+
+TEST(BlockDeviceAtOnce, OnlyWhereAllFoldersAreInMemory) {
+  const TempFolder memory("/dev/shm"), disk;
+  BlockDeviceOptions options;
+  options.direct = Direct::kOff;
+  options.more_folders = {disk.path()};
+  const auto both = open_block_device(memory.path(), options, -1);
+  ASSERT_TRUE(both) << both.error().message;
+  if ((*open_block_device(disk.path(), {}, -1))->report().in_memory) GTEST_SKIP() << "no disk here";
+  EXPECT_FALSE((*both)->reads_at_once());
+  options.more_folders.clear();
+  const auto alone = open_block_device(disk.path(), options, -1);
+  ASSERT_TRUE(alone);
+  EXPECT_FALSE((*alone)->reads_at_once());
+  EXPECT_EQ((*alone)->report().in_memory, false);
+}
+
 TEST_P(BlockDeviceTest, WritesAndReadsAtEveryMemoryAlignment) {
   OPEN_OR_SKIP(device, options());
   constexpr std::size_t kBytes = 256 * kKiB;

@@ -60,6 +60,12 @@ class MemoryDevice : public BlockDevice {
     if (flush_error[file] != 0) return errno_error(flush_error[file], "flush");
     return {};
   }
+  bool reads_at_once() const override { return true; }
+  int read_at_once(FileId file, std::uint64_t offset, std::span<const iovec> memory) override {
+    IoRequest request{IoRequest::Op::kRead, file, offset, memory, 0};
+    move(request);
+    return request.error;
+  }
   IoGeometry geometry() const override { return {}; }
   std::uint64_t join_bytes() const override { return 12345; }
   const PathReport& report() const override { return report_; }
@@ -189,6 +195,38 @@ TEST(StripedDevice, DoesWhatOneFlatFileWouldDo) {
       EXPECT_EQ(*rig.device->file_bytes(rig.joined), rig.bytes());
     }
   }
+}
+
+TEST(StripedDevice, ReadsAtOnceWhatRequestsRead) {
+  std::mt19937_64 random(3);
+  Rig rig(64 << 10, 12288, 3);
+  EXPECT_TRUE(rig.device->reads_at_once());
+  for (auto& file : rig.memory->files) {
+    for (auto& byte : file) byte = static_cast<std::uint8_t>(random());
+  }
+  for (int round = 0; round < 200; ++round) {
+    const FileId file = round % 5 == 0 ? rig.plain : rig.joined;
+    const std::uint64_t end = file == rig.plain ? Rig::kPayload : rig.bytes(), n = 1 + random() % 200'000;
+    const std::uint64_t offset = random() % (end - n + 1);
+    Asked expected(n, random), found(n, random);
+    IoRequest request = expected.request(IoRequest::Op::kRead, file, offset);
+    rig.device->run({&request, 1}, nullptr);
+    ASSERT_EQ(request.error, 0);
+    ASSERT_EQ(rig.device->read_at_once(file, offset, found.memory), 0);
+    ASSERT_EQ(found.flat(), expected.flat());
+  }
+  // What fails is known by file, and the others are read all the same.
+  (void)rig.device->take_met(rig.joined, IoUse::kRead);
+  rig.memory->error[rig.members[1]] = EREMOTEIO;
+  Asked all(3 * 12288, random);
+  EXPECT_EQ(rig.device->read_at_once(rig.joined, 64 << 10, all.memory), EREMOTEIO);
+  const auto met = rig.device->take_met(rig.joined, IoUse::kRead);
+  ASSERT_EQ(met.size(), 3u);
+  EXPECT_EQ(met[0].worked, 1u);
+  EXPECT_EQ(met[1].worked, 0u);
+  EXPECT_EQ(met[1].error, EREMOTEIO);
+  EXPECT_EQ(met[2].worked, 1u);
+  EXPECT_EQ(rig.device->read_at_once(rig.joined + 1, 0, all.memory), EBADF);
 }
 
 TEST(StripedDevice, ARequestIsOnePieceForEachDriveAndTheyTakeTurns) {

@@ -162,6 +162,17 @@ INSTANTIATE_TEST_SUITE_P(Stores, NvmeStoreMedium,
                                            Setup{"OnDiskStriped", 2, Placement::kLayers, 4096, kSglAnyAlignment, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
+TEST(NvmeStoreMedium, FilesInMemoryAreCopiedByWhoServesTheQueues) {
+  const StoreNamespace memory(kOnePath), striped({"", 3, Placement::kLayers, 4096, kSglNone});
+  ASSERT_NE(striped.stack, nullptr);
+  EXPECT_TRUE(memory.medium->immediate());
+  EXPECT_TRUE(striped.medium->immediate());
+  const StoreNamespace disk({"", 1, Placement::kObjects, 4096, kSglNone, true});
+  ASSERT_NE(disk.stack, nullptr);
+  EXPECT_EQ(disk.medium->immediate(), disk.store->reads_at_once());
+  EXPECT_FALSE(disk.store->read_geometry().direct && disk.medium->immediate());
+}
+
 TEST(NvmeStoreMedium, SegmentsThatComeLaterCanBeReadAtTheirPlace) {
   StoreNamespace all(kOnePath);
   ASSERT_NE(all.stack, nullptr);

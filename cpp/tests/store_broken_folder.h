@@ -45,6 +45,11 @@ class PathFaultDevice : public WrappedDevice {
       }
     }
   }
+  bool reads_at_once() const override { return inner_->reads_at_once(); }
+  int read_at_once(FileId file, std::uint64_t offset, std::span<const iovec> memory) override {
+    const int error = broken_->read;
+    return is_there(file) && error != 0 ? error : inner_->read_at_once(file, offset, memory);
+  }
   Status flush(FileId file) override {
     if (is_there(file) && broken_->flush != 0) return errno_error(broken_->flush, "fdatasync (injected)");
     return inner_->flush(file);

@@ -23,12 +23,16 @@ void StoreMedium::run(std::span<MediumRequest> requests, const Completion& on_co
   std::vector<MediumRequest*> owners;
   reads.reserve(requests.size());
   for (MediumRequest& request : requests) {
-    if (request.op == MediumRequest::Op::kRead) {
+    if (request.op == MediumRequest::Op::kRead && !at_once_) {
       reads.push_back({request.offset, request.memory, 0});
       owners.push_back(&request);
       continue;
     }
-    request.error = request.op == MediumRequest::Op::kFlush ? 0 : EROFS;
+    if (request.op == MediumRequest::Op::kRead) {
+      request.error = store_.read_at_once(request.offset, request.memory);
+    } else {
+      request.error = request.op == MediumRequest::Op::kFlush ? 0 : EROFS;
+    }
     on_complete(request);
   }
   if (reads.empty()) return;

@@ -21,16 +21,20 @@ class StoreMedium final : public Medium {
   std::uint64_t bytes() const override { return store_.segment_addresses().end(); }
   std::uint64_t capacity() const override { return store_.capacity_bytes(); }
   std::uint32_t granularity() const override { return granularity_; }
-  bool immediate() const override { return false; }
+  // Files in memory are copied by whoever serves the queues: handed to other threads, a read would wait for a processor
+  // behind those that look for doorbells.
+  bool immediate() const override { return at_once_; }
   bool needs_flush() const override { return false; }
   bool read_only() const override { return true; }
   void run(std::span<MediumRequest> requests, const Completion& on_complete) override;
 
  private:
-  StoreMedium(Store& store, std::uint32_t granularity) : store_(store), granularity_(granularity) {}
+  StoreMedium(Store& store, std::uint32_t granularity)
+      : store_(store), granularity_(granularity), at_once_(store.reads_at_once()) {}
 
   Store& store_;
   const std::uint32_t granularity_;
+  const bool at_once_;
 };
 
 // Blocks that hold bytes of an object.
