@@ -106,7 +106,8 @@ TARDIS_API tardis_code tardis_load_end(tardis_load* load, int cancelled, tardis_
 
 /* The layers by a thread of the loader, where pools are memory of this process. */
 typedef struct tardis_host_load {
-  const tardis_gio_layer* ring; /* as for tardis_gpu_load_enqueue; NULL: no pages from files */
+  const tardis_gio_layer* ring; /* as for tardis_gpu_load_enqueue, but pool_pages are the ids of the load's pages in the
+                                 * pools; NULL: no pages from files. Of a load with use_rings 0 only they are used. */
   const uint64_t* layers[2];    /* addresses of each layer's K and V (or one buffer); the second may be NULL */
   uint32_t page_bytes[2];
   uint32_t pool_page_count;
