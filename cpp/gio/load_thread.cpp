@@ -48,7 +48,7 @@ void LoadThread::main() {
     changed_.wait(lock, [this] { return state_ != State::kIdle && state_ != State::kLetGo; });
     if (state_ == State::kClosing) return;
     lock.unlock();
-    load_.prepare();
+    if (!load_.stopped()) load_.prepare();
     load_.look_after();
     load_.judge();
     load_.let_go(/*over=*/false);
