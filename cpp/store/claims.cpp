@@ -23,9 +23,9 @@ constexpr Owner owner_word(std::uint64_t registration, std::uint32_t place) {
 }
 
 void forget_pins(LiveProcess& process) {
-  for (auto* pins : {&process.leases, &process.parents, &process.writing}) {
-    for (auto& pin : *pins) pin.store(0);
-  }
+  for (auto& pin : process.leases) pin.store(0);
+  for (auto& pin : process.parents) pin.store(0);
+  for (auto& pin : process.writing) pin.store(0);
 }
 
 constexpr std::uint32_t place_of(Owner owner) { return (owner & ((1u << kPlaceBits) - 1)) - 1; }

@@ -13,8 +13,8 @@
 namespace tardis {
 namespace {
 
-constexpr std::uint64_t kMostTogether = 1u << 20;  // bytes of one read of digests
-constexpr std::uint64_t kMostBetween = 16u << 10;  // that nobody asked for
+constexpr std::uint64_t kMostTogether = 256u << 10;  // bytes of one read of digests: several threads compare them
+constexpr std::uint64_t kMostBetween = 16u << 10;    // that nobody asked for
 
 }  // namespace
 
@@ -116,16 +116,16 @@ Status Store::read_digests(NamespaceId space, std::span<const DigestSource> obje
     pieces.push_back({memory.back().data(), run.bytes});
     reads.push_back({run.begin, {&pieces.back(), 1}, 0});
   }
-  read_addresses(reads, [](AddressRead&) {});
-  for (std::size_t r = 0; r < runs.size(); ++r) {
-    if (reads[r].error != 0) continue;
+  read_addresses(reads, [&](AddressRead& read) {
+    if (read.error != 0) return;
+    const auto r = static_cast<std::size_t>(&read - reads.data());
     for (std::size_t i = runs[r].first; i < runs[r].end; ++i) {
       const DigestSource& object = objects[order[i]];
       std::uint64_t* const to = digests + order[i] * geometry.chunks();
       std::memcpy(to, memory[r].data() + (object.address - runs[r].begin), bytes);
       proven[order[i]] = digest_root(geometry, to) == object.root;
     }
-  }
+  });
   return {};
 }
 

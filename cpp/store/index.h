@@ -152,9 +152,8 @@ class Index {
   // The parent, if this was its last extension.
   std::optional<GlobalSlot> release_parent(const IndexEntry& entry);
   void lay_off(const IndexEntry& entry);  // what follows a live object's end
-  template <class Visit>                  // visit(process, value) for each pin of a living process
-  void for_each_pin(LiveProcess::Pins LiveProcess::*pins, std::atomic<std::uint32_t> LiveProcess::*end,
-                    Visit visit) const;
+  template <class Pins, class Visit>      // visit(process, value) for each pin of a living process
+  void for_each_pin(Pins LiveProcess::*pins, std::atomic<std::uint32_t> LiveProcess::*end, Visit visit) const;
   void consider(GlobalSlot slot, std::vector<Candidate>& found) const;
   std::vector<Candidate> candidates(SlotClass slot_class, std::size_t need, bool all,
                                     const std::function<bool(std::uint32_t)>& usable) const;
@@ -169,9 +168,8 @@ class Index {
   PinTable leases_, parents_, writing_;
 };
 
-template <class Visit>
-void Index::for_each_pin(LiveProcess::Pins LiveProcess::*pins, std::atomic<std::uint32_t> LiveProcess::*end,
-                         Visit visit) const {
+template <class Pins, class Visit>
+void Index::for_each_pin(Pins LiveProcess::*pins, std::atomic<std::uint32_t> LiveProcess::*end, Visit visit) const {
   const std::uint32_t processes = table_.header().processes_end.load();
   for (std::uint32_t id = 0; id < processes; ++id) {
     LiveProcess& process = table_.process(id);

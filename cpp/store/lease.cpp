@@ -64,7 +64,7 @@ Result<Lease> Store::acquire(NamespaceId space, const Hash256* hashes, std::size
     if (!entry || entry->payload_bytes != (*geometry)->payload_bytes()) break;
     const std::uint32_t pin = index_.lease(entry->slot);
     if (pin == PinTable::kNone) {
-      failure = Error{Code::kBusy, "leases: this process has " + std::to_string(kPinsPerProcess) +
+      failure = Error{Code::kBusy, "leases: this process has " + std::to_string(kLeasesPerProcess) +
                                        " objects in use, which is the most; release some first"};
       break;
     }

@@ -20,9 +20,10 @@ namespace tardis {
 
 using NamespaceId = std::uint32_t;
 
-inline constexpr std::uint32_t kLiveVersion = 3;
+inline constexpr std::uint32_t kLiveVersion = 4;
 inline constexpr std::uint32_t kMaxProcesses = 64;
 inline constexpr std::uint32_t kMaxNamespaces = 4096;
+inline constexpr std::uint32_t kLeasesPerProcess = 16384;  // loads of long prompts have thousands each, several at once
 inline constexpr std::uint32_t kPinsPerProcess = 4096;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free &&
@@ -121,15 +122,16 @@ static_assert(sizeof(LiveNamespace) == 16);
 
 // What one process has in hand. It counts only while the process's lock is held.
 struct alignas(64) LiveProcess {
-  using Pins = std::array<std::atomic<std::uint64_t>, kPinsPerProcess>;
+  template <std::uint32_t kMost>
+  using Pins = std::array<std::atomic<std::uint64_t>, kMost>;
   std::atomic<Owner> owner;                                         // 0: nobody
   std::atomic<std::uint64_t> oldest_group;                          // not yet durable; 0: none
   std::atomic<std::uint64_t> oldest_read;                           // see FlushTurns
   std::atomic<std::uint32_t> leases_end, parents_end, writing_end;  // entries at and above were never used
   std::atomic<std::uint32_t> flush_asked;                           // another one waits for its open group
-  Pins leases;                                                      // global slot + 1 of objects being read
-  Pins parents;  // short keys of objects whose extensions are being written
-  Pins writing;  // short keys of objects being written
+  Pins<kLeasesPerProcess> leases;                                   // global slot + 1 of objects being read
+  Pins<kPinsPerProcess> parents;  // short keys of objects whose extensions are being written
+  Pins<kPinsPerProcess> writing;  // short keys of objects being written
 };
 
 enum class PathState : std::uint32_t {

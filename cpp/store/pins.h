@@ -2,10 +2,11 @@
 // One process's entries in a table that other processes scan: slots it reads, keys it writes.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "store/live_layout.h"
 
@@ -15,7 +16,8 @@ class PinTable {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  PinTable(LiveProcess::Pins& pins, std::atomic<std::uint32_t>& end) : pins_(pins), end_(end) {}
+  PinTable(std::span<std::atomic<std::uint64_t>> pins, std::atomic<std::uint32_t>& end)
+      : pins_(pins), end_(end), used_(pins.size() / 64) {}
 
   // Where the value was put; kNone: the table is full. Sequentially consistent, so that whoever takes something away
   // and then scans, and whoever pins it and then looks whether it is still there, cannot both miss the other.
@@ -44,9 +46,9 @@ class PinTable {
   }
 
  private:
-  LiveProcess::Pins& pins_;
+  const std::span<std::atomic<std::uint64_t>> pins_;
   std::atomic<std::uint32_t>& end_;
-  std::array<std::atomic<std::uint64_t>, kPinsPerProcess / 64> used_{};
+  std::vector<std::atomic<std::uint64_t>> used_;  // a bit for each
 };
 
 }  // namespace tardis

@@ -387,7 +387,7 @@ TEST(StoreLease, ThereAreSoManyAtATime) {
   Space space(*all.store, 1, {});
   ASSERT_EQ(space.put(1, 0, 4), 4u);
   std::vector<Lease> leases;
-  for (std::uint32_t i = 0; i < kPinsPerProcess / 4; ++i) {
+  for (std::uint32_t i = 0; i < kLeasesPerProcess / 4; ++i) {
     leases.push_back(all.lease(space, 1, 0, 4));
     ASSERT_EQ(leases.back().size(), 4u);
   }

@@ -28,7 +28,7 @@ typedef struct tardis_lease_layout {
 } tardis_lease_layout;
 
 /* On the leading run of these keys that can be found: *n of them, 0 or more. An error only where there is one to tell;
- * a process has at most 4,096 objects in use. */
+ * a process has at most 16,384 objects in use. */
 TARDIS_API tardis_code tardis_lease_acquire(tardis_store* store, uint32_t name_space, const uint8_t* hashes,
                                             size_t count, tardis_lease** lease, size_t* n, char** error);
 TARDIS_API void tardis_lease_end(tardis_lease* lease);
