@@ -25,7 +25,7 @@ struct tardis_gpu_pools {
 
 /* Device memory that a load or an offload works in, for `most_pages` pages. One user at a time. */
 struct tardis_gpu_transfer_work {
-  struct tardis_gpu_piece* pieces; /* [layer_count + 1][2 * most_pages]: the last for what is read again */
+  struct tardis_gpu_piece* pieces; /* [layer_count + 1][2 * most_pages]; in the last row a load keeps its words */
   uint32_t* counts;                /* [layer_count + 1] */
   uint64_t* digests;               /* [most_pages][layers][chunks]: of loads with pages from files */
   uint32_t* flags;                 /* [layer_count]: of the rings */

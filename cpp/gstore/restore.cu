@@ -7,10 +7,13 @@
 #include <algorithm>
 
 #include "gio/ring_kernel.h"
+#include "gio/sequence.h"
 #include "gstore/restore_work.h"
 
 namespace tardis::gstore {
 namespace {
+
+using gio::Sequence;
 
 bool sane(const tardis_gpu_restore_shape& s) {
   if (s.max_pages == 0 || s.layers == 0 || s.sides == 0 || s.sides > gio::kPieces || s.page_bytes == 0 ||
@@ -25,20 +28,6 @@ bool sane(const tardis_gpu_restore_shape& s) {
   if (s.layer_digests != 0 && s.command_bytes < layer && s.command_bytes % gio::kDigestedBytes != 0) return false;
   return std::uint64_t{s.max_pages} * commands_per_page(s) <= gio::kMostContexts;
 }
-
-// The first error of a sequence; what follows it is not tried.
-class Sequence {
- public:
-  template <class Call>
-  Sequence& then(Call call) {
-    if (error_ == cudaSuccess) error_ = call();
-    return *this;
-  }
-  int error() const { return error_; }
-
- private:
-  int error_ = cudaSuccess;
-};
 
 struct Restore {
   explicit Restore(const tardis_gpu_restore& given, void* cuda_stream)
@@ -143,9 +132,9 @@ bool fits(const tardis_gpu_restore& restore, std::uint32_t layer, const void* qu
 }  // namespace
 }  // namespace tardis::gstore
 
+using tardis::gio::Sequence;
 using tardis::gstore::Restore;
 using tardis::gstore::RestoreWork;
-using tardis::gstore::Sequence;
 using tardis::gstore::usable;
 
 uint64_t tardis_gpu_restore_memory_bytes(const tardis_gpu_restore_shape* shape) {
