@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/aligned_buffer.h"
+#include "capi/store_handle.h"
 #include "gstore/mirror.h"
 #include "nvme/soft/store_medium.h"
 
@@ -50,20 +51,22 @@ class Rig final : public RestoreStore {
     options.checkpoint_seconds = 0;
     auto opened = Store::open(folder_, options, true);
     if (!opened) stop(opened.error().message);
-    store_ = std::move(*opened);
+    handle_.store = std::move(*opened);
     const std::vector<std::uint64_t> regions(shape.sides, shape.page_bytes);
-    auto space = store_->open_namespace(kFingerprint, "{}", shape.layers, regions);
+    auto space = store()->open_namespace(kFingerprint, "{}", shape.layers, regions);
     if (!space) stop(space.error().message);
     space_ = *space;
   }
   ~Rig() override {
     mirror_.reset();
-    store_.reset();
+    handle_.store.reset();
     std::error_code ignored;
     std::filesystem::remove_all(folder_, ignored);
   }
 
-  Store* store() override { return store_.get(); }
+  Store* store() override { return handle_.store.get(); }
+  tardis_store* handle() override { return &handle_; }
+  std::uint32_t space() const override { return space_; }
 
   void set(const std::vector<std::uint64_t>& numbers) override {
     constexpr std::size_t kTogether = 64;
@@ -101,25 +104,25 @@ class Rig final : public RestoreStore {
     std::vector<std::uint8_t> ok(numbers.size());
     // Objects of their own: each in a call, so that none counts as another one's extension.
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-      need(store_->set(space_, &hashes[i], nullptr, pieces.data() + i * shape_.layers * shape_.sides, 1, &ok[i]),
+      need(store()->set(space_, &hashes[i], nullptr, pieces.data() + i * shape_.layers * shape_.sides, 1, &ok[i]),
            "set");
     }
   }
   void remove(std::uint64_t number) override {
-    auto removed = store_->remove({kFingerprint, hash_of(number), 64});
+    auto removed = store()->remove({kFingerprint, hash_of(number), 64});
     if (!removed) stop(removed.error().message);
   }
   bool has(std::uint64_t number) override {
     const Hash256 hash = hash_of(number);
-    auto found = store_->lookup(space_, &hash, 1);
+    auto found = store()->lookup(space_, &hash, 1);
     return found && *found == 1;
   }
   void corrupt(std::uint64_t number, std::uint64_t byte) override {
     const Hash256 hash = hash_of(number);
-    auto lease = store_->acquire(space_, &hash, 1);
+    auto lease = store()->acquire(space_, &hash, 1);
     if (!lease || lease->size() != 1) stop("nothing to corrupt");
     const std::uint64_t address = lease->extents(0, byte, 1).front().address;
-    const SegmentAddresses addresses = store_->segment_addresses();
+    const SegmentAddresses addresses = store()->segment_addresses();
     char name[64];
     std::snprintf(name, sizeof name, "/segments/%06u.seg", addresses.segment_of(address).number);
     const int fd = ::open((folder_ + name).c_str(), O_RDWR | O_CLOEXEC);
@@ -138,7 +141,7 @@ class Rig final : public RestoreStore {
     }
     const Hash256 hash = hash_of(number);
     std::uint8_t ok = 0;
-    if (!store_->get(space_, &hash, pieces.data(), 1, &ok) || ok == 0) return false;
+    if (!store()->get(space_, &hash, pieces.data(), 1, &ok) || ok == 0) return false;
     const auto* const words = reinterpret_cast<const std::uint64_t*>(memory.data());
     for (std::uint64_t w = 0; w < shape_.bytes() / 8; ++w) {
       if (words[w] != object_word(number, w)) return false;
@@ -180,7 +183,7 @@ class Rig final : public RestoreStore {
     options.block_shift = block_shift;
     options.page_blocks = page_blocks;
     options.digests = digests;
-    auto made = Mirror::create(*store_, options);
+    auto made = Mirror::create(*store(), options);
     if (!made) stop(made.error().message);
     mirror_.emplace(std::move(*made));
   }
@@ -197,7 +200,7 @@ class Rig final : public RestoreStore {
 
   const ObjectShape shape_;
   std::string folder_;
-  std::unique_ptr<Store> store_;
+  tardis_store handle_;
   NamespaceId space_ = 0;
   std::optional<Mirror> mirror_;
 };

@@ -10,6 +10,7 @@
 
 #include "gpu_gstore_objects.h"
 #include "gstore/mirror_batch.h"
+#include "tardis/tardis.h"
 
 namespace tardis {
 class Store;
@@ -37,6 +38,8 @@ class RestoreStore {
   virtual ~RestoreStore() = default;
 
   virtual Store* store() = 0;
+  virtual tardis_store* handle() = 0;       // of the C ABI
+  virtual std::uint32_t space() const = 0;  // its namespace
   // Every function ends the program where the store refuses.
   virtual void set(const std::vector<std::uint64_t>& numbers) = 0;
   // Objects that somebody else made, [layer][side] each.
