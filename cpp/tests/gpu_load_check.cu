@@ -4,8 +4,10 @@
 // answers or answers nonsense, ids outside of the pools; offloads, also beside loads. Arguments: loads of each shape
 // (80), a folder for the store (/dev/shm). Exit status 0: all as expected; 1: not, or a CUDA error; 77: no GPU here.
 #include <numeric>
+#include <optional>
 #include <random>
 
+#include "gpu_load_player.h"
 #include "gpu_load_rig.cuh"
 
 namespace tardis::gstore::testing {
@@ -17,13 +19,14 @@ using gio::testing::wait_for;
 struct Asked {
   std::uint32_t pinned = 0, files = 0;
   bool use_rings = true;
-  Playing playing = Playing::kWell;
+  std::optional<Playing> playing;  // the loader's part
   std::uint64_t patience_ns = 5'000'000'000;
   bool compare = true;  // what is in the pools
 };
 
 struct Outcome {
   bool good;  // as whoever asked for it would be told
+  bool renew;
   std::uint32_t errors, abandoned, repaired;
   std::uint64_t wrong;
   double seconds;
@@ -90,6 +93,7 @@ class LoadCheck {
     rig_.gpu->rig().faults().add(rule);
     outcome = load(asked);
     expect_good(outcome, "a completion that was lost");
+    expect(outcome.renew, "queue pairs that are of no use");
     expect(outcome.repaired > layers - 3, "parts behind it", outcome.repaired, layers);
     outcome = load(asked);
     expect_good(outcome, "queue pairs that are down");
@@ -98,7 +102,7 @@ class LoadCheck {
     rig_.renew();
     outcome = load(asked);
     expect_good(outcome, "queue pairs made anew");
-    expect(outcome.repaired == 0, "no part that was read again", outcome.repaired);
+    expect(outcome.repaired == 0 && !outcome.renew, "no part that was read again", outcome.repaired);
     std::printf("rings that cannot, fail, end: read again by the host\n");
   }
 
@@ -134,7 +138,6 @@ class LoadCheck {
     asked.playing = Playing::kNeverReady;
     expect_abandoned(run_any(asked), "a loader that is never ready");
     asked.playing = Playing::kNoAnswer;
-    asked.use_rings = false;
     expect_abandoned(run_any(asked), "a loader that does not answer");
     for (const Playing playing : {Playing::kUnknownPage, Playing::kTooMany}) {
       asked.playing = playing;
@@ -306,8 +309,12 @@ class LoadCheck {
     load.patience_ns = asked.patience_ns;
     load.traffic.words = words_;
     const std::uint64_t begin = now_ns();
-    if (asked.files != 0) {
-      rig_.player->begin(file_numbers_, asked.use_rings, rig_.board_memory.get(), asked.playing);
+    std::optional<LoadPlayer> player;
+    tardis_load* loading = nullptr;
+    if (asked.playing.has_value()) {
+      player.emplace(*asked.playing, rig_.shape, rig_.layout, rig_.board_memory.get(), rig_.staging.get());
+    } else if (asked.files != 0) {
+      loading = rig_.begin(file_numbers_, asked.use_rings);
     }
     check(tardis_gpu_load_enqueue(&load, stream_), "tardis_gpu_load_enqueue");
     for (std::uint32_t layer = 0; layer < layers; ++layer) {
@@ -324,9 +331,13 @@ class LoadCheck {
     outcome.errors = rig_.board()->errors;
     outcome.abandoned = rig_.board()->abandoned;
     outcome.good = outcome.errors == 0;
-    if (asked.files != 0) {
-      outcome.good = rig_.player->end() && outcome.good;
-      outcome.repaired = rig_.player->repaired();
+    if (loading != nullptr) {
+      const tardis_load_result result = rig_.end(loading);
+      outcome.good = result.good != 0;
+      outcome.renew = result.renew != 0;
+      outcome.repaired = result.repaired_parts;
+      expect(result.pages == asked.files, "pages of a load", result.pages, asked.files);
+      expect(!outcome.good || outcome.errors == 0, "no load told good with errors", outcome.errors);
     }
     for (const unsigned long long wrong : copy(wrong_.get(), layers)) outcome.wrong += wrong;
     return outcome;

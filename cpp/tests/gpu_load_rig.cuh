@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Everything that loads and offloads work between: a store and a session over it with its queue pairs on the device,
-// pools in HBM, objects in pinned memory, a board, events, and who plays the loader.
+// pools in HBM, objects in pinned memory, a board, events, and the loader.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "gio/layer_call.h"
 #include "gio/load_launch.h"
 #include "gpu_gstore_blocks_support.cuh"
-#include "gpu_load_player.h"
+#include "gpu_restore_store.h"
 #include "tests/gpu_gio_support.cuh"
 
 namespace tardis::gstore::testing {
@@ -83,28 +83,6 @@ struct TransferWork {
   tardis_gpu_transfer_work args;
 };
 
-inline tardis_load_board_layout layout_of(const tardis_load_shape& shape) {
-  tardis_load_board_layout layout{};
-  std::uint64_t at = sizeof(tardis_load_board);
-  const auto place = [&](std::uint64_t bytes) {
-    const std::uint64_t begin = (at + 63) / 64 * 64;
-    at = begin + bytes;
-    return begin;
-  };
-  const std::uint64_t words = std::uint64_t{shape.layers} * sizeof(std::uint32_t);
-  layout.landed = place(words);
-  layout.repaired = place(words);
-  layout.repairs = place(words);
-  layout.done = place(words);
-  layout.list = place(std::uint64_t{shape.most_repairs} * sizeof(tardis_load_repair));
-  layout.statuses = place(gio::kMostContexts * sizeof(std::uint32_t));
-  layout.reports = place(std::uint64_t{shape.layers} * shape.rings * sizeof(gio::RingReport));
-  layout.blocks = place(std::uint64_t{shape.most_pages} * 8);
-  layout.digests = place(std::uint64_t{shape.most_pages} * shape.layers * shape.chunks * 8);
-  layout.bytes = place(0);
-  return layout;
-}
-
 class LoadRig {
  public:
   static constexpr std::uint64_t kPinnedNumbers = 1u << 20;  // pinned object i has the words of kPinnedNumbers + i
@@ -127,6 +105,7 @@ class LoadRig {
     open_files();
   }
   ~LoadRig() {
+    if (loader != nullptr) tardis_loader_close(loader);
     for (cudaEvent_t event : events) cudaEventDestroy(event);
   }
   LoadRig(const LoadRig&) = delete;
@@ -188,7 +167,31 @@ class LoadRig {
   DeviceArray<gio::IoContext> contexts;
   DeviceArray<std::uint32_t> words;  // context_count, ended
   tardis_gio_layer ring{};
-  std::unique_ptr<LoadPlayer> player;
+  tardis_loader* loader = nullptr;
+
+  // Ends the program where the library refuses.
+  void need(tardis_code code, const char* what) const {
+    if (code == TARDIS_OK) return;
+    std::fprintf(stderr, "%s: %s\n", what, error_ == nullptr ? "" : error_);
+    std::fflush(stderr);
+    std::_Exit(1);
+  }
+  tardis_load* begin(const std::vector<std::uint64_t>& numbers, bool use_rings = true) {
+    std::vector<Key> keys(numbers.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) keys[i] = key_of(numbers[i]);
+    tardis_load* load = nullptr;
+    need(tardis_load_begin(loader, reinterpret_cast<const std::uint8_t*>(keys.data()),
+                           static_cast<std::uint32_t>(keys.size()), use_rings ? 1 : 0, board_memory.get(), &load,
+                           &error_),
+         "tardis_load_begin");
+    return load;
+  }
+  // The stream has passed it.
+  tardis_load_result end(tardis_load* load) {
+    tardis_load_result result{};
+    need(tardis_load_end(load, 0, &result, &error_), "tardis_load_end");
+    return result;
+  }
 
  private:
   void open_files() {
@@ -199,7 +202,7 @@ class LoadRig {
     shape.commands_per_page =
         static_cast<std::uint32_t>((o.shape.layer_bytes() + o.command_bytes - 1) / o.command_bytes);
     shape.rings = o.queues;
-    layout = layout_of(shape);
+    need(tardis_load_board_layout_of(&shape, &layout, &error_), "tardis_load_board_layout_of");
     board_memory = mapped_array<std::uint8_t>(layout.bytes);
     if (o.stored == 0) return;
     store = RestoreStore::open(o.parent, o.shape, o.stored + 8);
@@ -217,8 +220,10 @@ class LoadRig {
     gpu = std::make_unique<gio::testing::GpuRig>(session);
     contexts = device_array<gio::IoContext>(gio::kMostContexts);
     words = device_array<std::uint32_t>(2);
-    staging = mapped_array<std::uint8_t>(o.most_pages * ((o.shape.layer_bytes() + 4095) / 4096 * 4096));
-    player = std::make_unique<LoadPlayer>(*store, o.shape, shape, layout, staging.get());
+    const std::uint64_t bytes = o.most_pages * ((o.shape.layer_bytes() + 4095) / 4096 * 4096);
+    staging = mapped_array<std::uint8_t>(bytes);
+    const tardis_loader_options loading{shape, store->space(), 4096, 1, staging.get(), bytes};
+    need(tardis_loader_open(store->handle(), &loading, &loader, &error_), "tardis_loader_open");
     point_ring();
   }
   void point_ring() {
@@ -239,6 +244,8 @@ class LoadRig {
     ring.rings = gpu->rings();
     ring.ctas = o.ring_ctas;
   }
+
+  char* error_ = nullptr;
 };
 
 // Words of a layer's pages that are not those of the object that each page is to hold, or poison.

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads and offloads of KV pages by the GPU, all layers in one call of the host: checked first, then timed.
+
+First tardis_gpu_load_check, whose failures are the first row: loads from pinned memory, from a live store's files and
+from both, every word of the pools compared. Then tardis_gpu_load_bench, a row for each line:
+
+copy engine, mover      the limits of the link in the same run, one run of bytes
+load from ...           from the call to behind the last layer and the first one; how long the call itself took; with
+                        files, how long until the loader had looked up the objects and proven their digests
+offload                 by 1, 2 and 4 CTAs
+beside kernels          a load while kernels fill every SM, on a stream of the highest priority and of theirs; what the
+                        kernels take then
+
+No drive takes part: the store's files lie in --shared (a tmpfs, unless told otherwise), and threads of the host (the
+software controller's) work for every command, which with a drive none would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
+
+BENCH, CHECK = "tardis_gpu_load_bench", "tardis_gpu_load_check"
+SKIPPED = 77
+
+
+def check(report: Report, *command: str | pathlib.Path) -> int:
+    """Run the check; its failures become a row."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, sep="", end="", flush=True)
+    lines = done.stdout.splitlines()
+    if done.returncode in (0, 1) and lines and lines[-1].endswith("failures"):
+        wrong = int(lines[-1].split()[0])
+        report.add("loads and offloads", "words compared", f"{command[1]} loads", wrong, "wrong", output=lines)
+    return done.returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common_arguments(parser)
+    add_program_argument(parser, BENCH)
+    parser.add_argument("--shared", type=pathlib.Path, default="/dev/shm", help="a folder for the store")
+    parser.add_argument("--pages", type=int, help="of a load, 64 or more; default: 512, with --quick 128")
+    parser.add_argument("--threads", type=int, default=12, help="of the software controller, 1 to 12")
+    arguments = parser.parse_args()
+    program = required_program(parser, arguments.program, BENCH)
+    pages = arguments.pages or (128 if arguments.quick else 512)
+    loads, repetitions = (12, 5) if arguments.quick else (80, 9)
+    report = Report(arguments.json, machine_facts(arguments.shared))
+
+    def add_row(row: dict[str, Any]) -> None:
+        names = ("case", "system", "size", "value", "unit")
+        extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
+        report.add(*(row[name] for name in names), row.get("limit"), **extra)
+
+    shared, counts = str(arguments.shared), (str(pages), str(repetitions), str(arguments.threads))
+    status = check(report, program.with_name(CHECK), str(loads), shared)
+    status = status or run_program([program, shared, *counts], add_row)
+    if status == SKIPPED:
+        print("no GPU here: nothing was measured")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

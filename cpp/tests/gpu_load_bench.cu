@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times of loads and offloads of whole pages, all layers in one call; prints one JSON object for each. From pinned
+// memory, and from a store's files in a tmpfs, of which the software controller's threads serve every command.
+// Arguments: a folder for the store (/dev/shm), pages (512), repetitions (9), controller threads (12). Exit status 0;
+// 1: a CUDA error, or a page that is not what was asked for; 77: no GPU here.
+#include <functional>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+#include "gpu_gstore_measure.cuh"
+#include "gpu_load_rig.cuh"
+
+namespace tardis::gstore::testing {
+namespace {
+
+using gio::testing::wait_for;
+
+// What a matrix product is to a mover: blocks that fill every SM, over and over, each for some tens of microseconds.
+constexpr unsigned kBusyThreads = 256, kBusyShared = 160 << 10;
+__global__ void __launch_bounds__(kBusyThreads) busy(float* out, int rounds) {
+  extern __shared__ float shared[];
+  float a = static_cast<float>(threadIdx.x), b = 1.0001f, c = 0.5f, d = 0.25f;
+  shared[threadIdx.x] = a;
+  for (int i = 0; i < rounds; ++i) {
+    a = a * b + c;
+    c = c * b + d;
+    d = d * b + a;
+    a += shared[(threadIdx.x + i) % kBusyThreads];
+  }
+  if (a == 12345.0f) *out = a + c + d;
+}
+
+class Stream {
+ public:
+  explicit Stream(bool first) {
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, first ? greatest : least), "stream");
+  }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+struct Times {
+  double all, first, host, ready;  // s: to the last layer and the first, of the call, until the loader was ready
+};
+
+class LoadBench {
+ public:
+  LoadBench(const LoadRigOptions& options, int repetitions)
+      : rig_(options),
+        repetitions_(repetitions),
+        most_(options.most_pages),
+        shape_(options.shape),
+        expected_(mapped_array<std::uint64_t>(options.pool_pages)),
+        wrong_(device_array<unsigned long long>(1)),
+        errors_(mapped_array<std::uint32_t>(1)),
+        objects_(mapped_array<std::uint64_t>(options.most_pages)),
+        ids_(mapped_array<std::uint32_t>(options.most_pages)),
+        page_order_(options.pool_pages) {
+    std::iota(page_order_.begin(), page_order_.end(), 0u);
+    check(cudaEventCreate(&begin_), "cudaEventCreate");
+    check(cudaEventCreate(&end_), "cudaEventCreate");
+    check(cudaFuncSetAttribute(busy, cudaFuncAttributeMaxDynamicSharedMemorySize, kBusyShared), "busy");
+    fill_objects<<<256, 256, 0, high_>>>(reinterpret_cast<unsigned long long*>(rig_.pinned.get()), options.pinned,
+                                         shape_.bytes() / 8, LoadRig::kPinnedNumbers);
+    wait_for(high_, "objects in pinned memory");
+    text_ = std::to_string(shape_.bytes() >> 10) + " KiB in " + std::to_string(shape_.layers) + " layers";
+  }
+
+  void limits() {
+    const std::uint64_t bytes = shape_.bytes() * std::min(rig_.options.pinned, rig_.options.pool_pages);
+    copy_in_ = rate(bytes, [&] {
+      check(cudaMemcpyAsync(rig_.pools.memory(), rig_.pinned.get(), bytes, cudaMemcpyHostToDevice, high_), "copy");
+    });
+    row("copy engine, pinned to HBM", "limit", text_, copy_in_, "GB/s");
+    mover_in_ = rate(bytes, [&] { move(rig_.pinned_address(0), address(rig_.pools.memory()), bytes); });
+    row("mover, one run of bytes, 2 CTAs, in", "limit", text_, mover_in_, "GB/s", copy_in_);
+    copy_out_ = rate(bytes, [&] {
+      check(cudaMemcpyAsync(rig_.pinned.get(), rig_.pools.memory(), bytes, cudaMemcpyDeviceToHost, high_), "copy");
+    });
+    row("copy engine, HBM to pinned", "limit", text_, copy_out_, "GB/s");
+    mover_out_ = rate(bytes, [&] { move(address(rig_.pools.memory()), rig_.pinned_address(0), bytes); });
+    row("mover, one run of bytes, 2 CTAs, out", "limit", text_, mover_out_, "GB/s", copy_out_);
+  }
+
+  void from_pinned() {
+    for (const std::uint32_t n : sizes()) {
+      for (const std::uint32_t ctas : {1u, 2u, 4u}) {
+        rows("load from pinned memory, " + std::to_string(ctas) + " CTAs", n, mover_in_,
+             [&] { return load(n, 0, ctas, high_); });
+      }
+    }
+  }
+  void from_files() {
+    if (rig_.store == nullptr) return;
+    const std::uint64_t window = rig_.options.queues * std::uint64_t{rig_.options.entries} * shape_.layer_bytes();
+    const double files = rig_.store->read_rate(std::thread::hardware_concurrency(), rig_.pinned.get(), window,
+                                               shape_.bytes() * rig_.options.stored, shape_.layer_bytes()) *
+                         1e-9;
+    row("pread by a thread for each core", "limit", text_, files, "GB/s");
+    for (const std::uint32_t n : sizes()) {
+      if (n > rig_.options.stored) continue;
+      rows("load from files", n, std::min(files, mover_in_), [&] { return load(0, n, 2, high_); });
+      rows("load, half from pinned memory", n, 0, [&] { return load(n / 2, n - n / 2, 2, high_); });
+      rows(
+          "load from files by the host", n, std::min(files, mover_in_), [&] { return load(0, n, 2, high_, false); }, 3);
+    }
+  }
+  void offloads() {
+    for (const std::uint32_t n : sizes()) {
+      for (const std::uint32_t ctas : {1u, 2u, 4u}) {
+        std::vector<double> seconds, host;
+        for (int i = 0; i <= repetitions_; ++i) {
+          const auto [taken, called] = offload(n, ctas);
+          if (i == 0) continue;
+          seconds.push_back(taken);
+          host.push_back(called);
+        }
+        const std::string name = "offload, " + std::to_string(ctas) + " CTAs";
+        const std::string size = std::to_string(n) + " x " + text_;
+        row(name.c_str(), "rate", size, gb(n) / median(seconds), "GB/s", mover_out_);
+        row(name.c_str(), "call of the host", size, median(host) * 1e6, "us");
+      }
+    }
+  }
+
+  // Beside a stream whose kernels fill every SM. Its own time is that of the kernels that ended meanwhile.
+  void beside_compute() {
+    const std::uint32_t n = std::min(128u, most_);
+    Stream compute(false);
+    const int each_us = 100;
+    const int rounds = rounds_for(each_us, compute);
+    const double alone = median_of([&] { return load(n, 0, 2, high_).all; });
+    row("load from pinned memory", "nobody beside", std::to_string(n) + " x " + text_, alone * 1e3, "ms");
+    const int kernels = static_cast<int>(alone * 1e6 / each_us * 3) + 10;
+    const double compute_alone = median_of([&] { return products(kernels, rounds, compute, nullptr); });
+    for (const bool first : {true, false}) {
+      Stream& stream = first ? high_ : low_;
+      Times times{};
+      std::vector<double> loads, firsts, computes;
+      for (int i = 0; i < repetitions_; ++i) {
+        computes.push_back(products(kernels, rounds, compute, [&] { times = load(n, 0, 2, stream); }));
+        loads.push_back(times.all);
+        firsts.push_back(times.first);
+      }
+      const char* const system = first ? "beside kernels, highest priority" : "beside kernels, their priority";
+      const std::string size = std::to_string(n) + " x " + text_;
+      row("load from pinned memory", system, size, median(loads) * 1e3, "ms", alone * 1e3);
+      row("its first layer", system, size, median(firsts) * 1e6, "us");
+      row("kernels of 100 us on all SMs", system, std::to_string(kernels), median(computes) * 1e3, "ms",
+          compute_alone * 1e3);
+    }
+  }
+
+ private:
+  static std::uint64_t address(const void* at) { return reinterpret_cast<std::uint64_t>(at); }
+  double gb(std::uint32_t pages) const { return static_cast<double>(pages * shape_.bytes()) * 1e-9; }
+  std::vector<std::uint32_t> sizes() const {
+    std::vector<std::uint32_t> all;
+    for (const std::uint32_t n : {8u, 64u, 128u, most_}) {
+      if (n <= most_ && (all.empty() || all.back() < n)) all.push_back(n);
+    }
+    return all;
+  }
+  double median_of(const std::function<double()>& one) {
+    std::vector<double> all;
+    for (int i = 0; i < repetitions_; ++i) all.push_back(one());
+    return median(all);
+  }
+  double rate(std::uint64_t bytes, const std::function<void()>& work) {
+    std::vector<double> rates;
+    for (int i = 0; i < 5; ++i) {
+      Timer timer(high_);
+      rates.push_back(static_cast<double>(bytes) * 1e-9 / timer.seconds(work));
+    }
+    return median(rates);
+  }
+  void move(std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
+    const tardis_gpu_piece piece{from, to, bytes};
+    const std::uint32_t one = 1;
+    check(cudaMemcpyAsync(rig_.work.pieces.get(), &piece, sizeof piece, cudaMemcpyHostToDevice, high_), "piece");
+    check(cudaMemcpyAsync(rig_.work.counts.get(), &one, sizeof one, cudaMemcpyHostToDevice, high_), "count");
+    const tardis_gpu_move_args args{rig_.work.pieces.get(), rig_.work.counts.get(), 1, 2};
+    check(tardis_gpu_move(&args, high_), "tardis_gpu_move");
+  }
+
+  void rows(const std::string& name, std::uint32_t n, double limit, const std::function<Times()>& one,
+            int repetitions = 0) {
+    std::vector<double> all, first, host, ready;
+    for (int i = 0; i <= (repetitions == 0 ? repetitions_ : repetitions); ++i) {
+      const Times times = one();
+      if (i == 0) continue;  // with the comparison of what landed
+      all.push_back(times.all);
+      first.push_back(times.first);
+      host.push_back(times.host);
+      ready.push_back(times.ready);
+    }
+    const std::string size = std::to_string(n) + " x " + text_;
+    row(name.c_str(), "rate", size, gb(n) / median(all), "GB/s", limit);
+    row(name.c_str(), "all layers", size, median(all) * 1e3, "ms", limit > 0 ? gb(n) / limit * 1e3 : 0,
+        quantile(all, 0.99) * 1e3);
+    row(name.c_str(), "first layer", size, median(first) * 1e6, "us");
+    row(name.c_str(), "call of the host", size, median(host) * 1e6, "us");
+    if (median(ready) > 0) row(name.c_str(), "loader ready", size, median(ready) * 1e6, "us");
+  }
+
+  // What landed is compared where it is the first load of its kind and size.
+  Times load(std::uint32_t pinned, std::uint32_t files, std::uint32_t ctas, cudaStream_t stream,
+             bool use_rings = true) {
+    for (std::size_t i = page_order_.size(); i > 1; --i) std::swap(page_order_[i - 1], page_order_[next() % i]);
+    std::fill_n(expected_.get(), rig_.options.pool_pages, kNobody);
+    const auto begin_object = static_cast<std::uint32_t>(next() % rig_.options.pinned);
+    for (std::uint32_t i = 0; i < pinned; ++i) {
+      const std::uint32_t object = (begin_object + i * 7) % rig_.options.pinned;
+      rig_.pinned_ids[i] = page_order_[i];
+      rig_.pinned_objects[i] = rig_.pinned_address(object);
+      expected_[page_order_[i]] = LoadRig::kPinnedNumbers + object;
+    }
+    std::vector<std::uint64_t> numbers(files);
+    const std::uint64_t begin_number = files == 0 ? 0 : next() % rig_.options.stored;
+    for (std::uint32_t i = 0; i < files; ++i) {
+      numbers[i] = (begin_number + i) % rig_.options.stored;
+      rig_.file_ids[i] = page_order_[pinned + i];
+      expected_[page_order_[pinned + i]] = numbers[i];
+    }
+    rig_.clear_board();
+    struct tardis_gpu_load load = rig_.load_of(pinned, files);
+    load.ctas = ctas;
+    const bool compare = compared_.insert({pinned, files, use_rings}).second;
+    if (compare) {
+      rig_.pools.poison(stream);
+      wait_for(stream, "poison");
+    }
+    Times times{};
+    check(cudaEventRecord(begin_, stream), "cudaEventRecord");
+    tardis_load* const loading = files == 0 ? nullptr : rig_.begin(numbers, use_rings);
+    const auto start = Clock::now();
+    check(tardis_gpu_load_enqueue(&load, stream), "tardis_gpu_load_enqueue");
+    times.host = since(start);
+    if (loading != nullptr) {
+      while (__atomic_load_n(&rig_.board()->ready, __ATOMIC_ACQUIRE) == TARDIS_LOAD_PENDING) {
+      }
+      times.ready = since(start);
+    }
+    wait_for(stream, "load");
+    expect(loading == nullptr || rig_.end(loading).good != 0, "a good load");
+    expect(rig_.board()->errors == 0, "no errors", rig_.board()->errors);
+    times.first = since_begin(rig_.events.front());
+    times.all = since_begin(rig_.events.back());
+    if (compare) {
+      check(cudaMemsetAsync(wrong_.get(), 0, sizeof(unsigned long long), stream), "wrong");
+      for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+        compare_layer<<<256, 256, 0, stream>>>(rig_.pools.args, layer, expected_.get(), wrong_.get());
+      }
+      wait_for(stream, "comparison");
+      const unsigned long long wrong = copy(wrong_.get(), 1)[0];
+      expect(wrong == 0, "words that are wrong", wrong);
+    }
+    return times;
+  }
+  double since_begin(cudaEvent_t event) const {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin_, event), "cudaEventElapsedTime");
+    return milliseconds * 1e-3;
+  }
+  std::pair<double, double> offload(std::uint32_t n, std::uint32_t ctas) {
+    for (std::uint32_t i = 0; i < n; ++i) {
+      ids_[i] = static_cast<std::uint32_t>((next() % 2 + 2 * i) % rig_.options.pool_pages);
+      objects_[i] = rig_.pinned_address(i);
+    }
+    tardis_gpu_offload offload{};
+    offload.pools = rig_.pools.args;
+    offload.work = rig_.work.args;
+    offload.ids = ids_.get();
+    offload.objects = objects_.get();
+    offload.pages = n;
+    offload.ctas = ctas;
+    offload.errors = errors_.get();
+    offload.traffic.link_class = TARDIS_GPU_LINK_WRITE_BEHIND;
+    offload.traffic.direction = TARDIS_GPU_LINK_OUT;
+    check(cudaEventRecord(begin_, low_), "cudaEventRecord");
+    const auto start = Clock::now();
+    check(tardis_gpu_offload_enqueue(&offload, low_), "tardis_gpu_offload_enqueue");
+    const double called = since(start);
+    check(cudaEventRecord(end_, low_), "cudaEventRecord");
+    wait_for(low_, "offload");
+    expect(errors_[0] == 0, "no page outside", errors_[0]);
+    return {since_begin(end_), called};
+  }
+
+  double products(int kernels, int rounds, cudaStream_t stream, const std::function<void()>& meanwhile) {
+    cudaEvent_t from, to;
+    check(cudaEventCreate(&from), "cudaEventCreate");
+    check(cudaEventCreate(&to), "cudaEventCreate");
+    check(cudaEventRecord(from, stream), "cudaEventRecord");
+    for (int i = 0; i < kernels; ++i) {
+      busy<<<264, kBusyThreads, kBusyShared, stream>>>(reinterpret_cast<float*>(wrong_.get()), rounds);
+    }
+    check(cudaEventRecord(to, stream), "cudaEventRecord");
+    if (meanwhile) meanwhile();
+    wait_for(stream, "kernels");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, from, to), "cudaEventElapsedTime");
+    check(cudaEventDestroy(from), "cudaEventDestroy");
+    check(cudaEventDestroy(to), "cudaEventDestroy");
+    return milliseconds * 1e-3;
+  }
+  // So that a kernel, two rounds of blocks, takes about this long.
+  int rounds_for(int us, cudaStream_t stream) {
+    constexpr int kProbe = 2000;
+    (void)products(3, kProbe, stream, nullptr);
+    const double each = products(20, kProbe, stream, nullptr) / 20;
+    return std::max(1, static_cast<int>(kProbe * us * 1e-6 / each));
+  }
+  std::uint64_t next() { return scramble(++seed_); }
+
+  LoadRig rig_;
+  const int repetitions_;
+  const std::uint32_t most_;
+  const ObjectShape shape_;
+  MappedArray<std::uint64_t> expected_;
+  DeviceArray<unsigned long long> wrong_;
+  MappedArray<std::uint32_t> errors_;
+  MappedArray<std::uint64_t> objects_;
+  MappedArray<std::uint32_t> ids_;
+  std::vector<std::uint32_t> page_order_;
+  std::set<std::tuple<std::uint32_t, std::uint32_t, bool>> compared_;
+  std::uint64_t seed_ = 0;
+  std::string text_;
+  double copy_in_ = 0, copy_out_ = 0, mover_in_ = 0, mover_out_ = 0;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  Stream high_{true}, low_{false};
+};
+
+}  // namespace
+}  // namespace tardis::gstore::testing
+
+int main(int argc, char** argv) {
+  using namespace tardis::gstore::testing;
+  if (!has_gpu()) return kSkipped;
+  LoadRigOptions options;
+  if (argc > 1) options.parent = argv[1];
+  const auto pages = argc > 2 ? static_cast<std::uint32_t>(std::atoi(argv[2])) : 512;
+  const int repetitions = argc > 3 ? std::atoi(argv[3]) : 9;
+  options.controller_threads = argc > 4 ? static_cast<std::uint32_t>(std::atoi(argv[4])) : 12;
+  options.queues = options.controller_threads;
+  options.shape = {32, 2, 128 << 10};  // Llama-3.1-8B, 64 tokens
+  options.stored = options.pinned = options.most_pages = pages;
+  options.pool_pages = 2 * pages;
+  LoadBench bench(options, repetitions);
+  bench.limits();
+  bench.from_pinned();
+  bench.beside_compute();
+  bench.from_files();
+  bench.offloads();  // last: objects in pinned memory are not what they were
+  if (failures != 0) std::fprintf(stderr, "%d failures\n", failures);
+  return failures == 0 ? 0 : 1;
+}
