@@ -91,6 +91,23 @@ def test_movers_are_bulk_copies(machine_code):
         assert BULK_STORE in code, name
 
 
+def test_kernels_of_loads(machine_code):
+    """Parts that were read again are copied by 16 bytes; what waits for the host sleeps between its looks."""
+
+    def code_of(kernel: str) -> str:
+        found = [code for name, code in machine_code.items() if re.search(rf"\d{kernel}E", name)]
+        assert len(found) == 1, kernel
+        return found[0]
+
+    settle, gate = code_of("load_settle"), code_of("load_gate")
+    assert re.search(r"\bLDG\.E\.128", settle)
+    assert re.search(r"\bSTG\.E\.128", settle)
+    for code in (settle, gate):
+        assert "NANOSLEEP" in code
+        assert re.search(r"\bLD\S*\.STRONG\.SYS", code)
+    assert code_of("object_pieces")
+
+
 def test_no_kernel_uses_local_memory(machine_code):
     """A spilled register or an array indexed at run time would cost more than what the kernel does."""
     assert machine_code
