@@ -8,8 +8,8 @@ copy engine, mover      the limits of the link in the same run, one run of bytes
 load from ...           from the call to behind the last layer and the first one; how long the call itself took; with
                         files, how long until the loader had looked up the objects and proven their digests
 offload                 by 1, 2 and 4 CTAs
-beside kernels          a load while kernels fill every SM, on a stream of the highest priority and of theirs; what the
-                        kernels take then
+beside kernels          a load while kernels fill every SM, on a stream of the highest priority and of theirs; how much
+                        of the load's time the kernels lose
 
 No drive takes part: the store's files lie in --shared (a tmpfs, unless told otherwise), and threads of the host (the
 software controller's) work for every command, which with a drive none would.

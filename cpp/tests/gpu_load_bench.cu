@@ -16,8 +16,8 @@ namespace {
 
 using gio::testing::wait_for;
 
-// What a matrix product is to a mover: blocks that fill every SM, over and over, each for some tens of microseconds.
-constexpr unsigned kBusyThreads = 256, kBusyShared = 160 << 10;
+// What a matrix product is to a mover: blocks that fill an SM each, about ten times as many as there are SMs.
+constexpr unsigned kBusyBlocks = 1320, kBusyThreads = 256, kBusyShared = 160 << 10;
 __global__ void __launch_bounds__(kBusyThreads) busy(float* out, int rounds) {
   extern __shared__ float shared[];
   float a = static_cast<float>(threadIdx.x), b = 1.0001f, c = 0.5f, d = 0.25f;
@@ -63,14 +63,16 @@ class LoadBench {
         errors_(mapped_array<std::uint32_t>(1)),
         objects_(mapped_array<std::uint64_t>(options.most_pages)),
         ids_(mapped_array<std::uint32_t>(options.most_pages)),
-        page_order_(options.pool_pages) {
+        page_order_(options.pool_pages),
+        plain_events_(options.shape.layers) {
+    for (cudaEvent_t& event : plain_events_) {
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    }
     std::iota(page_order_.begin(), page_order_.end(), 0u);
     check(cudaEventCreate(&begin_), "cudaEventCreate");
     check(cudaEventCreate(&end_), "cudaEventCreate");
     check(cudaFuncSetAttribute(busy, cudaFuncAttributeMaxDynamicSharedMemorySize, kBusyShared), "busy");
-    fill_objects<<<256, 256, 0, high_>>>(reinterpret_cast<unsigned long long*>(rig_.pinned.get()), options.pinned,
-                                         shape_.bytes() / 8, LoadRig::kPinnedNumbers);
-    wait_for(high_, "objects in pinned memory");
+    fill_pinned();
     text_ = std::to_string(shape_.bytes() >> 10) + " KiB in " + std::to_string(shape_.layers) + " layers";
   }
 
@@ -104,6 +106,7 @@ class LoadBench {
     const double files = rig_.store->read_rate(std::thread::hardware_concurrency(), rig_.pinned.get(), window,
                                                shape_.bytes() * rig_.options.stored, shape_.layer_bytes()) *
                          1e-9;
+    fill_pinned();  // which was read into
     row("pread by a thread for each core", "limit", text_, files, "GB/s");
     for (const std::uint32_t n : sizes()) {
       if (n > rig_.options.stored) continue;
@@ -131,7 +134,7 @@ class LoadBench {
     }
   }
 
-  // Beside a stream whose kernels fill every SM. Its own time is that of the kernels that ended meanwhile.
+  // Beside a stream whose kernels fill every SM, and go on longer than the load.
   void beside_compute() {
     const std::uint32_t n = std::min(128u, most_);
     Stream compute(false);
@@ -141,25 +144,37 @@ class LoadBench {
     row("load from pinned memory", "nobody beside", std::to_string(n) + " x " + text_, alone * 1e3, "ms");
     const int kernels = static_cast<int>(alone * 1e6 / each_us * 3) + 10;
     const double compute_alone = median_of([&] { return products(kernels, rounds, compute, nullptr); });
-    for (const bool first : {true, false}) {
-      Stream& stream = first ? high_ : low_;
+    struct Way {
+      const char* system;
+      bool first;
+      std::uint32_t in_flight;
+    };
+    for (const Way way : {Way{"highest priority", true, 0}, Way{"highest priority, 7 chunks in flight", true, 7},
+                          Way{"the kernels' priority", false, 0}}) {
+      Stream& stream = way.first ? high_ : low_;
+      in_flight_ = way.in_flight;
       Times times{};
-      std::vector<double> loads, firsts, computes;
+      std::vector<double> loads, firsts, lost;
       for (int i = 0; i < repetitions_; ++i) {
-        computes.push_back(products(kernels, rounds, compute, [&] { times = load(n, 0, 2, stream); }));
+        const double seconds = products(kernels, rounds, compute, [&] { times = load(n, 0, 2, stream); });
         loads.push_back(times.all);
         firsts.push_back(times.first);
+        lost.push_back((seconds - compute_alone) / times.all);
       }
-      const char* const system = first ? "beside kernels, highest priority" : "beside kernels, their priority";
       const std::string size = std::to_string(n) + " x " + text_;
-      row("load from pinned memory", system, size, median(loads) * 1e3, "ms", alone * 1e3);
-      row("its first layer", system, size, median(firsts) * 1e6, "us");
-      row("kernels of 100 us on all SMs", system, std::to_string(kernels), median(computes) * 1e3, "ms",
-          compute_alone * 1e3);
+      row("load beside kernels on all SMs", way.system, size, median(loads) * 1e3, "ms", alone * 1e3);
+      row("its first layer", way.system, size, median(firsts) * 1e6, "us");
+      row("time that the kernels lose meanwhile", way.system, size, median(lost) * 100, "%");
     }
+    in_flight_ = 0;
   }
 
  private:
+  void fill_pinned() {
+    fill_objects<<<256, 256, 0, high_>>>(reinterpret_cast<unsigned long long*>(rig_.pinned.get()), rig_.options.pinned,
+                                         shape_.bytes() / 8, LoadRig::kPinnedNumbers);
+    wait_for(high_, "objects in pinned memory");
+  }
   static std::uint64_t address(const void* at) { return reinterpret_cast<std::uint64_t>(at); }
   double gb(std::uint32_t pages) const { return static_cast<double>(pages * shape_.bytes()) * 1e-9; }
   std::vector<std::uint32_t> sizes() const {
@@ -199,7 +214,6 @@ class LoadBench {
       if (i == 0) continue;  // with the comparison of what landed
       all.push_back(times.all);
       first.push_back(times.first);
-      host.push_back(times.host);
       ready.push_back(times.ready);
     }
     const std::string size = std::to_string(n) + " x " + text_;
@@ -207,6 +221,10 @@ class LoadBench {
     row(name.c_str(), "all layers", size, median(all) * 1e3, "ms", limit > 0 ? gb(n) / limit * 1e3 : 0,
         quantile(all, 0.99) * 1e3);
     row(name.c_str(), "first layer", size, median(first) * 1e6, "us");
+    host.clear();
+    plain_ = true;
+    for (int i = 0; i < repetitions_; ++i) host.push_back(one().host);
+    plain_ = false;
     row(name.c_str(), "call of the host", size, median(host) * 1e6, "us");
     if (median(ready) > 0) row(name.c_str(), "loader ready", size, median(ready) * 1e6, "us");
   }
@@ -233,6 +251,8 @@ class LoadBench {
     rig_.clear_board();
     struct tardis_gpu_load load = rig_.load_of(pinned, files);
     load.ctas = ctas;
+    load.traffic.in_flight = in_flight_;
+    if (plain_) load.events = reinterpret_cast<void* const*>(plain_events_.data());
     const bool compare = compared_.insert({pinned, files, use_rings}).second;
     if (compare) {
       rig_.pools.poison(stream);
@@ -252,6 +272,7 @@ class LoadBench {
     wait_for(stream, "load");
     expect(loading == nullptr || rig_.end(loading).good != 0, "a good load");
     expect(rig_.board()->errors == 0, "no errors", rig_.board()->errors);
+    if (plain_) return times;
     times.first = since_begin(rig_.events.front());
     times.all = since_begin(rig_.events.back());
     if (compare) {
@@ -301,7 +322,7 @@ class LoadBench {
     check(cudaEventCreate(&to), "cudaEventCreate");
     check(cudaEventRecord(from, stream), "cudaEventRecord");
     for (int i = 0; i < kernels; ++i) {
-      busy<<<264, kBusyThreads, kBusyShared, stream>>>(reinterpret_cast<float*>(wrong_.get()), rounds);
+      busy<<<kBusyBlocks, kBusyThreads, kBusyShared, stream>>>(reinterpret_cast<float*>(wrong_.get()), rounds);
     }
     check(cudaEventRecord(to, stream), "cudaEventRecord");
     if (meanwhile) meanwhile();
@@ -312,9 +333,9 @@ class LoadBench {
     check(cudaEventDestroy(to), "cudaEventDestroy");
     return milliseconds * 1e-3;
   }
-  // So that a kernel, two rounds of blocks, takes about this long.
+  // So that a kernel takes about this long.
   int rounds_for(int us, cudaStream_t stream) {
-    constexpr int kProbe = 2000;
+    constexpr int kProbe = 500;
     (void)products(3, kProbe, stream, nullptr);
     const double each = products(20, kProbe, stream, nullptr) / 20;
     return std::max(1, static_cast<int>(kProbe * us * 1e-6 / each));
@@ -336,6 +357,9 @@ class LoadBench {
   std::string text_;
   double copy_in_ = 0, copy_out_ = 0, mover_in_ = 0, mover_out_ = 0;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::vector<cudaEvent_t> plain_events_;  // as a server has them, without times
+  bool plain_ = false;
+  std::uint32_t in_flight_ = 0;
   Stream high_{true}, low_{false};
 };
 

@@ -312,7 +312,7 @@ class LoadCheck {
     std::optional<LoadPlayer> player;
     tardis_load* loading = nullptr;
     if (asked.playing.has_value()) {
-      player.emplace(*asked.playing, rig_.shape, rig_.layout, rig_.board_memory.get(), rig_.staging.get());
+      player.emplace(*asked.playing, rig_.shape, rig_.layout, rig_.board_memory.get(), rig_.staging);
     } else if (asked.files != 0) {
       loading = rig_.begin(file_numbers_, asked.use_rings);
     }

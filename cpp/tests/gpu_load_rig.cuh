@@ -162,7 +162,8 @@ class LoadRig {
   std::vector<cudaEvent_t> events;
   tardis_load_shape shape{};
   tardis_load_board_layout layout{};
-  MappedArray<std::uint8_t> board_memory, staging;
+  MappedArray<std::uint8_t> board_memory, staging_memory;
+  std::uint8_t* staging = nullptr;
   std::unique_ptr<gio::testing::GpuRig> gpu;
   DeviceArray<gio::IoContext> contexts;
   DeviceArray<std::uint32_t> words;  // context_count, ended
@@ -221,8 +222,9 @@ class LoadRig {
     contexts = device_array<gio::IoContext>(gio::kMostContexts);
     words = device_array<std::uint32_t>(2);
     const std::uint64_t bytes = o.most_pages * ((o.shape.layer_bytes() + 4095) / 4096 * 4096);
-    staging = mapped_array<std::uint8_t>(bytes);
-    const tardis_loader_options loading{shape, store->space(), 4096, 1, staging.get(), bytes};
+    staging_memory = mapped_array<std::uint8_t>(bytes + 4096);  // which may begin anywhere
+    staging = staging_memory.get() + (0 - reinterpret_cast<std::uintptr_t>(staging_memory.get())) % 4096;
+    const tardis_loader_options loading{shape, store->space(), 4096, 1, staging, bytes};
     need(tardis_loader_open(store->handle(), &loading, &loader, &error_), "tardis_loader_open");
     point_ring();
   }
