@@ -20,6 +20,7 @@ using capi::guarded;
 using gio::PinnedTier;
 
 static_assert(sizeof(PinnedTier::Hash) == TARDIS_HASH_BYTES);
+static_assert(PinnedTier::kNoSlot == static_cast<uint32_t>(TARDIS_PINNED_NO_SLOT));
 static_assert(static_cast<int>(PinnedTier::Reserved::kFull) == TARDIS_PINNED_FULL &&
               static_cast<int>(PinnedTier::Reserved::kThere) == TARDIS_PINNED_THERE);
 
@@ -28,6 +29,22 @@ PinnedTier::Name name_of(uint32_t space, const uint8_t* hashes, std::size_t i) {
   std::memcpy(name.hash.data(), hashes + i * TARDIS_HASH_BYTES, TARDIS_HASH_BYTES);
   name.space = space;
   return name;
+}
+
+std::vector<PinnedTier::Name> names_of(uint32_t space, const uint8_t* hashes, std::size_t n) {
+  std::vector<PinnedTier::Name> names;
+  names.reserve(n);
+  for (std::size_t i = 0; i < n; ++i) names.push_back(name_of(space, hashes, i));
+  return names;
+}
+
+void reserve(PinnedTier& tier, uint32_t space, const uint8_t* hashes, std::size_t n, uint8_t* results, uint32_t* slots,
+             uint64_t* addresses, bool spare) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto reserved = tier.reserve(name_of(space, hashes, i), slots[i], spare);
+    results[i] = static_cast<uint8_t>(reserved);
+    if (reserved == PinnedTier::Reserved::kYes) addresses[i] = tier.address(slots[i]);
+  }
 }
 
 }  // namespace
@@ -49,10 +66,27 @@ void tardis_pinned_close(tardis_pinned_tier* tier) { std::unique_ptr<tardis_pinn
 tardis_code tardis_pinned_pin(tardis_pinned_tier* tier, uint32_t name_space, const uint8_t* hashes, size_t n,
                               uint32_t* slots, uint64_t* addresses, size_t* run) {
   return guarded(nullptr, [&]() -> Status {
-    std::vector<PinnedTier::Name> names;
-    for (std::size_t i = 0; i < n; ++i) names.push_back(name_of(name_space, hashes, i));
-    *run = tier->tier->pin(names.data(), n, slots);
+    *run = tier->tier->pin(names_of(name_space, hashes, n).data(), n, slots);
     for (std::size_t i = 0; i < *run; ++i) addresses[i] = tier->tier->address(slots[i]);
+    return {};
+  });
+}
+
+tardis_code tardis_pinned_find(tardis_pinned_tier* tier, uint32_t name_space, const uint8_t* hashes, size_t n,
+                               uint8_t* there, size_t* run) {
+  return guarded(nullptr, [&]() -> Status {
+    *run = tier->tier->find(names_of(name_space, hashes, n).data(), n, there);
+    return {};
+  });
+}
+
+tardis_code tardis_pinned_pin_each(tardis_pinned_tier* tier, uint32_t name_space, const uint8_t* hashes, size_t n,
+                                   uint32_t* slots, uint64_t* addresses, size_t* pinned) {
+  return guarded(nullptr, [&]() -> Status {
+    *pinned = tier->tier->pin_each(names_of(name_space, hashes, n).data(), n, slots);
+    for (std::size_t i = 0; i < n; ++i) {
+      if (slots[i] != PinnedTier::kNoSlot) addresses[i] = tier->tier->address(slots[i]);
+    }
     return {};
   });
 }
@@ -64,19 +98,24 @@ tardis_code tardis_pinned_unpin(tardis_pinned_tier* tier, const uint32_t* slots,
 tardis_code tardis_pinned_reserve(tardis_pinned_tier* tier, uint32_t name_space, const uint8_t* hashes, size_t n,
                                   uint8_t* results, uint32_t* slots, uint64_t* addresses) {
   return guarded(nullptr, [&]() -> Status {
-    for (std::size_t i = 0; i < n; ++i) {
-      const auto reserved = tier->tier->reserve(name_of(name_space, hashes, i), slots[i]);
-      results[i] = static_cast<uint8_t>(reserved);
-      if (reserved == PinnedTier::Reserved::kYes) addresses[i] = tier->tier->address(slots[i]);
-    }
+    reserve(*tier->tier, name_space, hashes, n, results, slots, addresses, false);
     return {};
   });
 }
 
-tardis_code tardis_pinned_end(tardis_pinned_tier* tier, const uint32_t* slots, size_t n, int publish) {
+tardis_code tardis_pinned_reserve_spare(tardis_pinned_tier* tier, uint32_t name_space, const uint8_t* hashes, size_t n,
+                                        uint8_t* results, uint32_t* slots, uint64_t* addresses) {
+  return guarded(nullptr, [&]() -> Status {
+    reserve(*tier->tier, name_space, hashes, n, results, slots, addresses, true);
+    return {};
+  });
+}
+
+tardis_code tardis_pinned_end(tardis_pinned_tier* tier, const uint32_t* slots, size_t n, int how) {
   return guarded(nullptr, [&]() -> Status {
     for (std::size_t i = 0; i < n; ++i) {
-      Status ended = publish != 0 ? tier->tier->publish(slots[i]) : tier->tier->abort(slots[i]);
+      Status ended = how == TARDIS_PINNED_ABORT ? tier->tier->abort(slots[i])
+                                                : tier->tier->publish(slots[i], how == TARDIS_PINNED_PUBLISH_PINNED);
       if (!ended) return ended;
     }
     return {};
@@ -88,6 +127,13 @@ tardis_code tardis_pinned_erase(tardis_pinned_tier* tier, uint32_t name_space, c
   return guarded(nullptr, [&]() -> Status {
     *erased = 0;
     for (std::size_t i = 0; i < n; ++i) *erased += tier->tier->erase(name_of(name_space, hashes, i));
+    return {};
+  });
+}
+
+tardis_code tardis_pinned_clear(tardis_pinned_tier* tier, size_t* erased) {
+  return guarded(nullptr, [&]() -> Status {
+    *erased = tier->tier->clear();
     return {};
   });
 }

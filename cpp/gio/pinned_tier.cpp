@@ -52,24 +52,53 @@ void PinnedTier::release(std::uint32_t slot) {
   free_.push_back(slot);
 }
 
+std::size_t PinnedTier::find(const Name* names, std::size_t n, std::uint8_t* there) const {
+  const std::lock_guard lock(mutex_);
+  std::size_t run = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto known = names_.find(names[i]);
+    there[i] = known != names_.end() && slots_[known->second].state == State::kPublished;
+    if (there[i] != 0 && run == i) ++run;
+  }
+  return run;
+}
+
+bool PinnedTier::pin_one(const Name& name, std::uint32_t& slot) {
+  const auto known = names_.find(name);
+  if (known == names_.end() || slots_[known->second].state != State::kPublished) return false;
+  slot = known->second;
+  if (slots_[slot].pins++ == 0) {
+    evictable_.erase({slots_[slot].score, slot});
+    ++counters_.pinned;
+  }
+  touch(slot, true);
+  ++counters_.hits;
+  return true;
+}
+
 std::size_t PinnedTier::pin(const Name* names, std::size_t n, std::uint32_t* slots) {
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < n; ++i) {
-    const auto known = names_.find(names[i]);
-    if (known == names_.end() || slots_[known->second].state != State::kPublished) {
+    if (!pin_one(names[i], slots[i])) {
       counters_.misses += n - i;
       return i;
     }
-    const std::uint32_t slot = known->second;
-    if (slots_[slot].pins++ == 0) {
-      evictable_.erase({slots_[slot].score, slot});
-      ++counters_.pinned;
-    }
-    touch(slot, true);
-    slots[i] = slot;
-    ++counters_.hits;
   }
   return n;
+}
+
+std::size_t PinnedTier::pin_each(const Name* names, std::size_t n, std::uint32_t* slots) {
+  const std::lock_guard lock(mutex_);
+  std::size_t pinned = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    slots[i] = kNoSlot;
+    if (pin_one(names[i], slots[i])) {
+      ++pinned;
+    } else {
+      ++counters_.misses;
+    }
+  }
+  return pinned;
 }
 
 Status PinnedTier::unpin(const std::uint32_t* slots, std::size_t n) {
@@ -88,10 +117,11 @@ Status PinnedTier::unpin(const std::uint32_t* slots, std::size_t n) {
   return {};
 }
 
-std::optional<std::uint32_t> PinnedTier::take_slot() {
+std::optional<std::uint32_t> PinnedTier::take_slot(bool spare) {
   if (free_.empty()) {
     if (evictable_.empty()) return std::nullopt;
     const std::uint32_t victim = evictable_.begin()->second;
+    if (spare && slots_[victim].reuses > 0) return std::nullopt;
     evictable_.erase(evictable_.begin());
     names_.erase(slots_[victim].name);
     --counters_.published;
@@ -103,12 +133,12 @@ std::optional<std::uint32_t> PinnedTier::take_slot() {
   return slot;
 }
 
-PinnedTier::Reserved PinnedTier::reserve(const Name& name, std::uint32_t& slot) {
+PinnedTier::Reserved PinnedTier::reserve(const Name& name, std::uint32_t& slot, bool spare) {
   const std::lock_guard lock(mutex_);
   if (const auto known = names_.find(name); known != names_.end()) {
     return slots_[known->second].state == State::kPublished ? Reserved::kThere : Reserved::kBusy;
   }
-  const auto taken = take_slot();
+  const auto taken = take_slot(spare);
   if (!taken) {
     ++counters_.refused_full;
     return Reserved::kFull;
@@ -121,16 +151,30 @@ PinnedTier::Reserved PinnedTier::reserve(const Name& name, std::uint32_t& slot) 
   return Reserved::kYes;
 }
 
-Status PinnedTier::publish(std::uint32_t slot) {
+Status PinnedTier::publish(std::uint32_t slot, bool pinned) {
   const std::lock_guard lock(mutex_);
   if (slot >= slots_.size() || slots_[slot].state != State::kFilling) return not_held("publish", slot);
   if (slots_[slot].erased) {
-    drop(slot);
+    if (!pinned) {
+      drop(slot);
+      return {};
+    }
+    names_.erase(slots_[slot].name);
+    slots_[slot].state = State::kDying;
+    slots_[slot].pins = 1;
+    --counters_.reserved;
+    ++counters_.aborted;
+    ++counters_.pinned;
     return {};
   }
   slots_[slot].state = State::kPublished;
   touch(slot, false);
-  evictable_.insert({slots_[slot].score, slot});
+  if (pinned) {
+    slots_[slot].pins = 1;
+    ++counters_.pinned;
+  } else {
+    evictable_.insert({slots_[slot].score, slot});
+  }
   --counters_.reserved;
   ++counters_.published;
   ++counters_.stored;
@@ -153,6 +197,20 @@ void PinnedTier::drop(std::uint32_t slot) {
 
 bool PinnedTier::erase(const Name& name) {
   const std::lock_guard lock(mutex_);
+  return erase_one(name);
+}
+
+std::size_t PinnedTier::clear() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Name> names;
+  names.reserve(names_.size());
+  for (const auto& [name, slot] : names_) names.push_back(name);
+  std::size_t there = 0;
+  for (const Name& name : names) there += erase_one(name) ? 1 : 0;
+  return there;
+}
+
+bool PinnedTier::erase_one(const Name& name) {
   const auto known = names_.find(name);
   if (known == names_.end()) return false;
   const std::uint32_t slot = known->second;

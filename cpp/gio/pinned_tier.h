@@ -42,23 +42,33 @@ class PinnedTier {
     bool operator==(const Name& other) const { return hash == other.hash && space == other.space; }
   };
   enum class Reserved { kYes, kThere, kBusy, kFull };
+  static constexpr std::uint32_t kNoSlot = UINT32_MAX;
 
   static Result<std::unique_ptr<PinnedTier>> create(const PinnedTierOptions& options);
 
+  // there[i]: whether it is published. Returns the length of the leading run of them. Nothing is pinned, no use is
+  // counted.
+  std::size_t find(const Name* names, std::size_t n, std::uint8_t* there) const;
   // Pins the leading run of these objects that are there: they stay where slots[i] is until unpin(). Returns its
   // length.
   std::size_t pin(const Name* names, std::size_t n, std::uint32_t* slots);
+  // The same for each that is there; slots[i] is kNoSlot for the others. Returns how many are pinned.
+  std::size_t pin_each(const Name* names, std::size_t n, std::uint32_t* slots);
   // An error: one of them is not pinned; nothing was given back from there on.
   Status unpin(const std::uint32_t* slots, std::size_t n);
   // A slot for an object, in place of the one that is worth least if there is no other. It is found by nobody until
   // publish(). kThere: it is published; kBusy: somebody else fills it; kFull.
-  Reserved reserve(const Name& name, std::uint32_t& slot);
-  // By who reserved it, once each: its bytes are there; or will not be. An error: nobody fills it.
-  Status publish(std::uint32_t slot);
+  // `spare`: in place of one that was never used again, or kFull.
+  Reserved reserve(const Name& name, std::uint32_t& slot, bool spare = false);
+  // By who reserved it, once each: its bytes are there, and stay until unpin() if `pinned`; or will not be. An error:
+  // nobody fills it.
+  Status publish(std::uint32_t slot, bool pinned = false);
   Status abort(std::uint32_t slot);
   // Not found from now on; its slot is free when its last pin ends. False: it was not there. One that is being filled
   // is given up when it is to be published.
   bool erase(const Name& name);
+  // The same for every object. Returns how many were there.
+  std::size_t clear();
 
   std::uint64_t address(std::uint32_t slot) const { return base_ + slot * options_.slot_bytes; }
   std::uint32_t slots() const { return static_cast<std::uint32_t>(slots_.size()); }
@@ -79,7 +89,9 @@ class PinnedTier {
   static constexpr std::uint32_t kMostReuses = 3;
 
   explicit PinnedTier(const PinnedTierOptions& options);
-  std::optional<std::uint32_t> take_slot();
+  bool erase_one(const Name& name);
+  bool pin_one(const Name& name, std::uint32_t& slot);
+  std::optional<std::uint32_t> take_slot(bool spare);
   void drop(std::uint32_t slot);
   void release(std::uint32_t slot);
   void touch(std::uint32_t slot, bool reuse);

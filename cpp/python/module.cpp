@@ -156,6 +156,9 @@ class Store {
     store_.reset(raw);
   }
 
+  // Of the tardis_store, for what takes one by the C ABI.
+  std::uintptr_t handle() const { return reinterpret_cast<std::uintptr_t>(store_.get()); }
+
   std::uint32_t open_namespace(const py::bytes& fingerprint, const std::string& description, std::uint32_t parts,
                                const std::vector<std::uint64_t>& region_bytes) {
     const std::string id = fingerprint_bytes(fingerprint);
@@ -393,6 +396,7 @@ PYBIND11_MODULE(_core, m) {
   py::class_<Store>(m, "Store")
       .def(py::init<const std::string&, const py::dict&, bool>(), py::arg("folder"), py::arg("settings"),
            py::arg("create"))
+      .def_property_readonly("handle", &Store::handle)
       .def("open_namespace", &Store::open_namespace)
       .def("lookup", &Store::lookup, py::arg("handle"), py::arg("hashes").noconvert())
       .def("set", &Store::set, py::arg("handle"), py::arg("hashes").noconvert(), py::arg("pieces").noconvert(),

@@ -41,7 +41,7 @@ class Model {
   Model(std::size_t slots, std::uint64_t bonus) : slots_(slots), bonus_(bonus) {}
 
   std::size_t used() const { return objects.size() + dying.size(); }
-  Reserved reserve(std::uint64_t number) {
+  Reserved reserve(std::uint64_t number, bool spare) {
     if (const auto known = objects.find(number); known != objects.end()) {
       return known->second.published ? Reserved::kThere : Reserved::kBusy;
     }
@@ -52,19 +52,22 @@ class Model {
         const auto rank = [](const Object& object) { return std::pair(object.score, object.slot); };
         if (least == objects.end() || rank(at->second) < rank(least->second)) least = at;
       }
-      if (least == objects.end()) return Reserved::kFull;
+      if (least == objects.end() || (spare && least->second.reuses > 0)) return Reserved::kFull;
       objects.erase(least);
       ++evicted;
     }
     objects[number] = {};
     return Reserved::kYes;
   }
-  void publish(std::uint64_t number) {
+  void publish(std::uint64_t number, bool pinned) {
+    const std::uint32_t slot = objects[number].slot;
     if (objects[number].erased) {
       objects.erase(number);
+      if (pinned) dying[slot] = 1;
       return;
     }
     objects[number].published = true;
+    objects[number].pins = pinned ? 1 : 0;
     objects[number].score = ++clock_;
   }
   bool pin(std::uint64_t number) {
@@ -113,8 +116,9 @@ TEST(GioPinnedTier, AgreesWithAModel) {
       switch (random() % 6) {
         case 0: {
           std::uint32_t slot = ~0u;
-          const Reserved expected = model.reserve(number);
-          ASSERT_EQ(tier->reserve(name_of(number), slot), expected) << step;
+          const bool spare = random() % 3 == 0;
+          const Reserved expected = model.reserve(number, spare);
+          ASSERT_EQ(tier->reserve(name_of(number), slot, spare), expected) << step;
           if (expected != Reserved::kYes) break;
           ASSERT_LT(slot, kSlots);
           for (const auto& [other, taken] : filling) ASSERT_NE(taken, slot) << other;
@@ -131,8 +135,10 @@ TEST(GioPinnedTier, AgreesWithAModel) {
             model.objects.erase(at->first);
           } else {
             std::memcpy(reinterpret_cast<void*>(tier->address(at->second)), &at->first, 8);
-            ASSERT_TRUE(tier->publish(at->second));
-            model.publish(at->first);
+            const bool stays = random() % 3 == 0;
+            ASSERT_TRUE(tier->publish(at->second, stays));
+            model.publish(at->first, stays);
+            if (stays) pinned.push_back({at->first, at->second});
           }
           filling.erase(at);
           break;
@@ -141,6 +147,22 @@ TEST(GioPinnedTier, AgreesWithAModel) {
         case 3: {
           const Name names[] = {name_of(number), name_of((number + 1) % kNumbers)};
           std::uint32_t slots[2];
+          std::uint8_t found[2];
+          const auto there = [&](std::uint64_t other) {
+            const auto known = model.objects.find(other % kNumbers);
+            return known != model.objects.end() && known->second.published;
+          };
+          const bool first = there(number), second = there(number + 1);
+          ASSERT_EQ(tier->find(names, 2, found), first ? 1u + second : 0u);
+          ASSERT_TRUE(found[0] == first && found[1] == second);
+          if (random() % 2 == 0) {
+            ASSERT_EQ(tier->pin_each(names, 2, slots), std::size_t{first} + second);
+            for (std::uint64_t i = 0; i < 2; ++i) {
+              ASSERT_EQ(slots[i] != PinnedTier::kNoSlot, model.pin((number + i) % kNumbers));
+              if (slots[i] != PinnedTier::kNoSlot) pinned.push_back({(number + i) % kNumbers, slots[i]});
+            }
+            break;
+          }
           std::size_t expected = 0;
           while (expected < 2 && model.pin((number + expected) % kNumbers)) ++expected;
           ASSERT_EQ(tier->pin(names, 2, slots), expected);
@@ -185,6 +207,20 @@ TEST(GioPinnedTier, AgreesWithAModel) {
     }
     EXPECT_GT(tier->counters().evicted, 1000u);
     EXPECT_GT(tier->counters().refused_full, 100u);
+
+    // Nothing is found after clear(); what is held stays until it is given back, and then every slot is free.
+    const std::size_t there = tier->counters().published;
+    ASSERT_EQ(tier->clear(), there);
+    for (const auto& [held, slot] : pinned) {
+      ASSERT_EQ(std::memcmp(reinterpret_cast<const void*>(tier->address(slot)), &held, 8), 0);
+      ASSERT_TRUE(tier->unpin(&slot, 1));
+    }
+    for (const auto& [number, slot] : filling) ASSERT_TRUE(tier->publish(slot));
+    EXPECT_EQ(tier->counters().published + tier->counters().pinned + tier->counters().reserved, 0u);
+    std::uint32_t slot;
+    for (std::uint64_t number = 0; number < kSlots; ++number) {
+      ASSERT_EQ(tier->reserve(name_of(number), slot), Reserved::kYes);
+    }
   }
 }
 
@@ -262,23 +298,44 @@ TEST(GioPinnedTier, ThroughTheCAbi) {
   std::size_t run = 9;
   ASSERT_EQ(tardis_pinned_pin(tier, 1, hashes.front().data(), 3, slots, addresses, &run), TARDIS_OK);
   EXPECT_EQ(run, 0u) << "served before it was published";
-  ASSERT_EQ(tardis_pinned_end(tier, slots, 2, 1), TARDIS_OK);
-  ASSERT_EQ(tardis_pinned_end(tier, slots + 2, 1, 0), TARDIS_OK);
-  EXPECT_EQ(tardis_pinned_end(tier, slots + 2, 1, 0), TARDIS_INVALID_ARGUMENT);
+  ASSERT_EQ(tardis_pinned_end(tier, slots, 1, TARDIS_PINNED_PUBLISH), TARDIS_OK);
+  ASSERT_EQ(tardis_pinned_end(tier, slots + 1, 1, TARDIS_PINNED_PUBLISH_PINNED), TARDIS_OK);
+  ASSERT_EQ(tardis_pinned_end(tier, slots + 2, 1, TARDIS_PINNED_ABORT), TARDIS_OK);
+  EXPECT_EQ(tardis_pinned_end(tier, slots + 2, 1, TARDIS_PINNED_ABORT), TARDIS_INVALID_ARGUMENT);
+  ASSERT_EQ(tardis_pinned_unpin(tier, slots + 1, 1), TARDIS_OK);
+  EXPECT_EQ(tardis_pinned_unpin(tier, slots + 1, 1), TARDIS_INVALID_ARGUMENT);
+  std::uint8_t there[4];
+  ASSERT_EQ(tardis_pinned_find(tier, 1, hashes.front().data(), 4, there, &run), TARDIS_OK);
+  EXPECT_TRUE(run == 2 && there[0] == 1 && there[1] == 1 && there[2] == 0 && there[3] == 0);
+  std::uint32_t each[4];
+  ASSERT_EQ(tardis_pinned_pin_each(tier, 1, hashes[1].data(), 3, each, addresses, &run), TARDIS_OK);
+  EXPECT_TRUE(run == 1 && each[0] == slots[1] && each[1] == TARDIS_PINNED_NO_SLOT && each[2] == TARDIS_PINNED_NO_SLOT);
+  ASSERT_EQ(tardis_pinned_reserve(tier, 1, hashes[2].data(), 1, results, each + 1, addresses), TARDIS_OK);
+  EXPECT_EQ(results[0], TARDIS_PINNED_RESERVED);  // the free slot
+  ASSERT_EQ(tardis_pinned_end(tier, each + 1, 1, TARDIS_PINNED_PUBLISH), TARDIS_OK);
+  ASSERT_EQ(tardis_pinned_unpin(tier, each, 1), TARDIS_OK);
   ASSERT_EQ(tardis_pinned_pin(tier, 1, hashes.front().data(), 3, slots, addresses, &run), TARDIS_OK);
-  EXPECT_EQ(run, 2u);
-  EXPECT_EQ(tardis_pinned_pin(tier, 2, hashes.front().data(), 3, slots + 2, addresses + 2, &run), TARDIS_OK);
+  EXPECT_EQ(run, 3u);
+  EXPECT_EQ(tardis_pinned_pin(tier, 2, hashes.front().data(), 1, each, addresses + 3, &run), TARDIS_OK);
   EXPECT_EQ(run, 0u) << "of another namespace";
-  ASSERT_EQ(tardis_pinned_unpin(tier, slots, 2), TARDIS_OK);
+  ASSERT_EQ(tardis_pinned_unpin(tier, slots, 3), TARDIS_OK);
   std::size_t erased = 0;
   ASSERT_EQ(tardis_pinned_erase(tier, 1, hashes.front().data(), 4, &erased), TARDIS_OK);
-  EXPECT_EQ(erased, 2u);
+  EXPECT_EQ(erased, 3u);
   tardis_pinned_counters counters{};
   ASSERT_EQ(tardis_pinned_get_counters(tier, &counters), TARDIS_OK);
   EXPECT_EQ(counters.slots, 3u);
   EXPECT_EQ(counters.published, 0u);
-  EXPECT_EQ(counters.hits, 2u);
+  EXPECT_EQ(counters.hits, 4u);
   EXPECT_EQ(counters.refused_full, 1u);
+  ASSERT_EQ(tardis_pinned_reserve(tier, 1, hashes.front().data(), 3, results, slots, addresses), TARDIS_OK);
+  ASSERT_EQ(tardis_pinned_end(tier, slots, 3, TARDIS_PINNED_PUBLISH), TARDIS_OK);
+  ASSERT_EQ(tardis_pinned_pin(tier, 1, hashes.front().data(), 3, slots, addresses, &run), TARDIS_OK);
+  ASSERT_EQ(tardis_pinned_unpin(tier, slots, 3), TARDIS_OK);
+  ASSERT_EQ(tardis_pinned_reserve_spare(tier, 1, hashes[3].data(), 1, results, slots, addresses), TARDIS_OK);
+  EXPECT_EQ(results[0], TARDIS_PINNED_FULL) << "in place of one that was used";
+  ASSERT_EQ(tardis_pinned_clear(tier, &erased), TARDIS_OK);
+  EXPECT_EQ(erased, 3u);
   tardis_pinned_close(tier);
 }
 
