@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gio sessions: queue pairs of a software NVMe controller over memory or a file, which a GPU drives, or the calling
+"""Gio sessions: queue pairs of a software NVMe controller over memory, a file or a store, which a GPU drives, or a host
 thread (docs/torch-ops.md). The ops of `sglang_tardis.gpu` name a session by its `handle`.
 """
 
@@ -14,13 +14,17 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sglang_tardis import gio_abi
+from sglang_tardis import gio_abi, loads_abi
 from sglang_tardis.kv_pools import PageLayout
+
+if TYPE_CHECKING:
+    from sglang_tardis.store import Store
 
 __all__ = ["GioSession", "LayerReport", "RingReport", "find_session"]
 
@@ -99,16 +103,21 @@ def _name(names: tuple[str, ...], value: int) -> str:
 
 
 def _close(
-    core: gio_abi.Core, session: ctypes.c_void_p, memory: torch.Tensor, lock: threading.Lock, process: int
+    core: gio_abi.Core,
+    session: ctypes.c_void_p,
+    memory: torch.Tensor,
+    store: Store | None,
+    lock: threading.Lock,
+    process: int,
 ) -> None:
-    """The controller's threads use `memory` until this returns; whoever is amid a transfer has `lock`, also at the end
+    """The controller's threads use `memory` and `store` until this returns; whoever is amid a transfer has `lock`, also at the end
     of the process. A child of a fork has neither the threads, for which it would wait, nor whoever has the lock.
     """
     if os.getpid() != process:
         return
     with lock:
         core.library.tardis_gio_close(session)
-    del memory
+    del memory, store
 
 
 def _expect_to_fit(most: int, **numbers: int) -> None:
@@ -129,6 +138,9 @@ class GioSession:
         layout: what a page is.
         bytes: of the drive, whole pages of 4096.
         file: where its bytes are kept, made if there is none; None: memory, zeroed.
+        store: instead of both, an open store, whose data files are a read-only drive. Objects of it are told by their
+            first blocks, and their layers are that far apart only if K and V of a page are whole blocks of the store.
+            Closed after the session.
         threads: of the controller.
         queues: 1 to 16; on a GPU at most 12 for each of `ctas`.
         entries: of each queue's rings.
@@ -153,8 +165,9 @@ class GioSession:
         self,
         layout: PageLayout,
         *,
-        bytes: int,
+        bytes: int = 0,
         file: str | os.PathLike[str] | None = None,
+        store: Store | None = None,
         threads: int = 1,
         queues: int = 1,
         entries: int = 64,
@@ -182,7 +195,11 @@ class GioSession:
             raise ValueError(f"GioSession: expected at most 12 queues for each of {ctas} ctas, found {queues}")
         if slot_bytes == 0:
             slot_bytes = min(-(-layout.layer_bytes // _PAGE_BYTES) * _PAGE_BYTES, _MOST_SLOT_BYTES)
-        self.slots = min(bytes // layout.object_bytes, _MOST_INT32)  # ids are int32, and no negative one is a slot
+        self._store = store
+        if store is not None and (bytes != 0 or file is not None):
+            raise ValueError("GioSession: expected neither bytes nor a file where there is a store, found them")
+        # Ids are int32, and no negative one is a slot. Slots of a store are where `blocks` says.
+        self.slots = _MOST_INT32 if store is not None else min(bytes // layout.object_bytes, _MOST_INT32)
         if self.slots == 0:
             raise ValueError(f"GioSession: expected room for an object of {layout.object_bytes} bytes, found {bytes}")
         self.most_bytes = min(slot_bytes, layout.layer_bytes) // layout.block_bytes * layout.block_bytes
@@ -218,19 +235,25 @@ class GioSession:
 
     # ---- life
     def _open(self) -> ctypes.c_void_p:
-        bytes = self._core.library.tardis_gio_memory_bytes(ctypes.byref(self._options))
+        core = self._core if self._store is None else loads_abi.core()
+        size_of = "tardis_gio_memory_bytes" if self._store is None else "tardis_gio_store_memory_bytes"
+        bytes = getattr(core.library, size_of)(ctypes.byref(self._options))
         pinned = self._gpu is not None
         # Where options make no sense open says why; the memory must have some address for that.
         whole = torch.zeros(bytes + _PAGE_BYTES, dtype=torch.uint8, pin_memory=pinned)
         memory = whole[-whole.data_ptr() % _PAGE_BYTES :]
         session = ctypes.c_void_p()
         try:
-            self._core.call("tardis_gio_open", ctypes.byref(self._options), memory.data_ptr(), ctypes.byref(session))
+            options, place = ctypes.byref(self._options), (memory.data_ptr(), ctypes.byref(session))
+            if self._store is None:
+                core.call("tardis_gio_open", options, *place)
+            else:
+                core.call("tardis_gio_open_store", options, self._store.handle, *place)
         except gio_abi.GioError as error:
             if error.code == "invalid_argument":
                 raise ValueError(str(error)) from error
             raise
-        self._end = weakref.finalize(self, _close, self._core, session, whole, self._lock, self._process)
+        self._end = weakref.finalize(self, _close, self._core, session, whole, self._store, self._lock, self._process)
         return session
 
     def _make_memory(self, ctas: int) -> None:
@@ -248,6 +271,7 @@ class GioSession:
         self._reports = torch.zeros((layers, queues, sizes.report // 4), dtype=torch.int32, **for_host)
         self._queues = np.zeros(queues * sizes.queue, dtype=np.uint8)
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._work: torch.Tensor | None = None
         call = self._call
         call.blocks_per_slot, call.block_bytes = self.layout.object_blocks, self.layout.block_bytes
         call.most_bytes = self.most_bytes
@@ -255,7 +279,31 @@ class GioSession:
         call.queues, call.rings, call.ctas = self._queues.ctypes.data, queues, ctas
         call.page_bytes[:] = call.page_stride[:] = (self.layout.key_bytes, self.layout.value_bytes)
 
-    def _start_queues(self) -> None:
+    def _start_queues(self, stream: torch.cuda.Stream | None = None) -> None:
+        """`stream`: the one that the GPU's part is enqueued on and waited for; None: the current one, and the device."""
+        if self._gpu is None:
+            self._grant_queues()
+            self._core.call("tardis_gio_host_start", self._queues.ctypes.data, self._options.queues)
+            if self._work is None:
+                work = self._core.library.tardis_gio_host_work_bytes(self._queues.ctypes.data, self._options.queues)
+                self._work = torch.zeros(work + 64, dtype=torch.uint8)
+                self._call.work = -(-self._work.data_ptr() // 64) * 64
+        else:
+            with torch.cuda.device(self.device), torch.cuda.stream(stream):
+                self._grant_queues()
+                self._gpu.call("tardis_gpu_load")
+                ours = torch.cuda.current_stream()  # behind the tables and zeros above
+                self._gpu.call(
+                    "tardis_gpu_gio_start_queues", self._queues.ctypes.data, self._options.queues, ours.cuda_stream
+                )
+                if stream is None:
+                    torch.cuda.synchronize()
+                else:
+                    stream.synchronize()
+        self._usable = True
+
+    def _grant_queues(self) -> None:
+        self._ended.zero_()
         prp, sgl = ctypes.c_void_p(), ctypes.c_void_p()
         prp_bytes, sgl_bytes = ctypes.c_size_t(), ctypes.c_size_t()
         self._core.call(
@@ -283,18 +331,6 @@ class GioSession:
         )
         if any(before) and before != self._queues.tobytes():
             raise gio_abi.GioError("renew: expected the queue pairs at their places, found others; close the session")
-        if self._gpu is None:
-            self._core.call("tardis_gio_host_start", self._queues.ctypes.data, self._options.queues)
-            work = self._core.library.tardis_gio_host_work_bytes(self._queues.ctypes.data, self._options.queues)
-            self._work = torch.zeros(work + 64, dtype=torch.uint8)
-            self._call.work = -(-self._work.data_ptr() // 64) * 64
-        else:
-            with torch.cuda.device(self.device):
-                self._gpu.call("tardis_gpu_load")
-                stream = torch.cuda.current_stream().cuda_stream  # behind the tables and zeros above
-                self._gpu.call("tardis_gpu_gio_start_queues", self._queues.ctypes.data, self._options.queues, stream)
-                torch.cuda.synchronize()
-        self._usable = True
 
     @property
     def deadline_ms(self) -> int:
@@ -332,22 +368,25 @@ class GioSession:
     ) -> None:
         self.close()
 
-    def renew(self) -> None:
+    def renew(self, stream: torch.cuda.Stream | None = None) -> None:
         """Make the queue pairs anew, after a transfer whose report says `needs_renew`.
 
         Waits for the device. What was in flight has ended afterwards; graphs captured before stay valid.
 
+        Args:
+            stream: wait for this one alone, on which what is to be done is enqueued. Only where no kernel uses the
+                session, or will until this has returned.
+
         Raises:
             GioError: the controller could not do it. The session refuses transfers until it could.
         """
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and stream is None:
             torch.cuda.synchronize(self.device)
         with self._lock:
             self._open_or_raise("renew")
             self._usable = False
             self._core.call("tardis_gio_renew", self._session)
-            self._ended.zero_()
-            self._start_queues()
+            self._start_queues(stream)
 
     # ---- by the host
     def read(self, offset: int, memory: torch.Tensor) -> None:
@@ -393,6 +432,19 @@ class GioSession:
             rings=rings,
             commands_per_page=self.commands_per_page,
         )
+
+    # ---- for loads
+    @property
+    def rings(self) -> int:
+        """How many queue pairs."""
+        return self._options.queues
+
+    def load_template(self, page_count: int) -> gio_abi.Layer:
+        """What is the same for each layer of loads into pools of `page_count` pages (tardis/loads.h)."""
+        template = gio_abi.Layer.from_buffer_copy(self._call)
+        template.op, template.pool_page_count = gio_abi.READ, page_count
+        template.context_count = self._counts.data_ptr()
+        return template
 
     # ---- for the ops
     @contextmanager

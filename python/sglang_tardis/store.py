@@ -207,6 +207,11 @@ class Namespace:
         self._handle = handle
         self.layout = layout
 
+    @property
+    def handle(self) -> int:
+        """Number of the namespace in its open store, for calls of the C ABI."""
+        return self._handle
+
     def lookup(self, hashes: HashArray) -> int:
         """Length of the leading run of stored hashes. No I/O.
 
@@ -278,6 +283,11 @@ class Store:
         _open_stores.add(self)
         self.last_problem: TardisError | None = None
         self._report: dict[str, Any] = json.loads(self._core.path_report())
+
+    @property
+    def handle(self) -> int:
+        """Address of the tardis_store, for calls of the C ABI; as long as the object."""
+        return self._core.handle
 
     def _note(self, code: int, message: str) -> None:
         if code == 0:
