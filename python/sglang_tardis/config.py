@@ -12,13 +12,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from .config_text import ConfigError, parse_text, show
 
 if TYPE_CHECKING:
     from .store import StoreOptions
@@ -44,17 +46,12 @@ SGLANG_KEYS: Mapping[str, str] = {
 
 _MAX_BYTES = 2**63 - 1
 _MAX_FOLDERS = 16
-_MAX_CONFIG_FILE_BYTES = 1 << 20
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
     _UNITS[f"{_letter}ib"] = 1024**_power
 _SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,3})\s*", re.ASCII)
 _SIZE_HELP = 'bytes as an integer, or text with a unit such as "200GiB" (2^30) or "1.5 TB" (10^12)'
-
-
-class ConfigError(ValueError):
-    """A setting is unknown or wrong; the message names key, value, source and what is allowed."""
 
 
 def parse_size(value: int | str) -> int:
@@ -210,6 +207,50 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ),
     ] = None
 
+    dram: Annotated[
+        int | str,
+        _size(
+            "Direct door: pinned host memory of each rank that holds pages beside the store. `0` or `auto`: what "
+            "SGLang's host pool would take, `--hicache-size`, else `--hicache-ratio` times the KV pool.",
+            auto=True,
+        ),
+    ] = "auto"
+    write_behind: Annotated[
+        int | str,
+        _size(
+            "Direct door: how much of `dram` may wait to be written to the store. Pages beyond that are kept in memory "
+            "alone. `0` or `auto`: half of `dram`.",
+            auto=True,
+        ),
+    ] = "auto"
+    controller_threads: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Direct door: host threads of each rank that read the store's files for its rings, of the "
+            "software NVMe controller. They look for work without a pause. `0`: half of the host's CPUs shared by the "
+            "ranks, 1 to 12.",
+        ),
+    ] = 0
+    controller_queues: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=16,
+            description="Direct door: queue pairs of each rank. `0`: as many as `controller_threads`, 1 to 12.",
+        ),
+    ] = 0
+    load_deadline_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=15_000,
+            description="Direct door: how long a layer may take to come from the store's files before the host reads "
+            "it again.",
+        ),
+    ] = 5_000
+
     @property
     def folder(self) -> str:
         """The store's own folder: `path`, or the first of its list."""
@@ -224,6 +265,16 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def capacity_bytes(self) -> int:
         """`capacity` in bytes; 0 for automatic."""
         return _size_value(self.capacity)
+
+    @property
+    def dram_bytes(self) -> int:
+        """`dram` in bytes; 0 for automatic."""
+        return _size_value(self.dram)
+
+    @property
+    def write_behind_bytes(self) -> int:
+        """`write_behind` in bytes; 0 for automatic."""
+        return _size_value(self.write_behind)
 
     @property
     def segment_bytes(self) -> int:
@@ -312,14 +363,6 @@ def _size_value(value: int | str) -> int:
     return 0 if isinstance(value, str) and value.strip().lower() == "auto" else parse_size(value)
 
 
-def _show(value: object) -> str:
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an int of thousands of digits, a structure of thousands of levels
-        text = f"<{type(value).__name__} too large to show>"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _check(key: str, value: object, source: str) -> Any:
     """One value, checked against its field."""
     try:
@@ -331,7 +374,7 @@ def _check(key: str, value: object, source: str) -> Any:
                 raise ValueError(f"expected at least {minimum} bytes")
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(
-            f"setting {key!r} = {_show(value)} from {source}: {error}. Allowed: {allowed_values(key)}"
+            f"setting {key!r} = {show(value)} from {source}: {error}. Allowed: {allowed_values(key)}"
         ) from None
     return value
 
@@ -344,14 +387,14 @@ def _check_keys(settings: Mapping[Any, Any], source: str, *, sglang_keys: bool) 
         elif key in SGLANG_KEYS:
             if not sglang_keys:
                 raise ConfigError(
-                    f"setting {key!r} = {_show(value)} from {source} belongs to SGLang, which does not read it there; "
+                    f"setting {key!r} = {show(value)} from {source} belongs to SGLang, which does not read it there; "
                     f"put it into {EXTRA_CONFIG_FLAG}"
                 )
         else:
             close = difflib.get_close_matches(str(key)[:80], _FIELDS, n=1)
             hint = f"Did you mean {close[0]!r}? " if close else ""
             raise ConfigError(
-                f"unknown setting {_show(key)} = {_show(value)} from {source}. {hint}Allowed: {', '.join(_FIELDS)}"
+                f"unknown setting {show(key)} = {show(value)} from {source}. {hint}Allowed: {', '.join(_FIELDS)}"
             )
     return checked
 
@@ -373,13 +416,13 @@ def load_config(
     if extra_config is not None:
         source = EXTRA_CONFIG_FLAG
         if isinstance(extra_config, str):
-            extra_config, source = _parse_text(extra_config, source)
+            extra_config, source = parse_text(extra_config, source)
         if not isinstance(extra_config, Mapping):
             raise ConfigError(f"{source}: expected a mapping of settings, got {type(extra_config).__name__}")
         sources.append((source, _check_keys(extra_config, source, sglang_keys=True)))
     text = environ.get(ENVIRONMENT_VARIABLE, "")
     if text.strip():
-        settings, source = _parse_text(text, ENVIRONMENT_VARIABLE)
+        settings, source = parse_text(text, ENVIRONMENT_VARIABLE)
         sources.append((source, _check_keys(settings, source, sglang_keys=False)))
 
     merged: dict[str, Any] = {}
@@ -397,108 +440,6 @@ def load_config(
     return msgspec.structs.replace(config, path=path, shared_memory=shared_memory)
 
 
-def _parse_text(text: str, source: str) -> tuple[Mapping[str, Any], str]:
-    """Settings from JSON text or @file, and the source to name in messages."""
-    text = text.strip()
-    if not text:
-        return {}, source
-    parse: Callable[[str], Any] = _parse_json
-    if text.startswith("@"):
-        name = text[1:]
-        source = f"{source} (file {name})"
-        parsers = {".json": _parse_json, ".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_yaml}
-        suffix = os.path.splitext(name)[1].lower()
-        if suffix not in parsers:
-            raise ConfigError(
-                f"{source}: unknown kind of file {suffix!r}; expected a name ending in {', '.join(parsers)}"
-            )
-        parse = parsers[suffix]
-        text = _read_file(name, source)
-    try:
-        settings = parse(text)
-    except RecursionError:
-        raise ConfigError(f"{source}: nested too deeply") from None
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    except ValueError as error:
-        hint = "" if "file" in source else '; expected JSON such as {"path": "/nvme/tardis"}, or @file'
-        raise ConfigError(f"{source}: cannot be parsed ({error}){hint}") from None
-    if settings is None:  # an empty YAML file
-        settings = {}
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f"{source}: expected an object of settings, got {_show(settings)}")
-    return settings, source
-
-
-def _read_file(name: str, source: str) -> str:
-    try:
-        fd = os.open(os.path.expanduser(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ConfigError(f"{source}: not a regular file")
-            data = file.read(_MAX_CONFIG_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name; ConfigError is one, too
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{source}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > _MAX_CONFIG_FILE_BYTES:
-        raise ConfigError(f"{source}: larger than {_MAX_CONFIG_FILE_BYTES} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start})") from None
-
-
-def _parse_json(text: str) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:
-                raise ConfigError(f"key {key!r:.80} is given twice")
-            result[key] = value
-        return result
-
-    def refuse(constant: str) -> None:
-        raise ConfigError(f"{constant} is not a value")
-
-    return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-
-
-def _parse_toml(text: str) -> Any:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        try:
-            import tomli as tomllib  # type: ignore[no-redef]
-        except ModuleNotFoundError:
-            raise ConfigError("reading TOML on Python 3.10 needs the package tomli; use JSON instead") from None
-    return tomllib.loads(text)
-
-
-def _parse_yaml(text: str) -> Any:
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise ConfigError("reading YAML needs the package PyYAML; use JSON instead") from None
-
-    class UniqueKeys(yaml.SafeLoader):
-        """SafeLoader that refuses a key given twice instead of keeping the last."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen = set()
-            for key_node, _ in node.value:
-                if key_node.value in seen:
-                    raise ConfigError(f"key {key_node.value!r:.80} is given twice")
-                if isinstance(key_node.value, str):
-                    seen.add(key_node.value)
-            return super().construct_mapping(node, deep)
-
-    try:
-        return yaml.load(text, UniqueKeys)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error).replace("\n", " ")) from None
-
-
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
@@ -512,9 +453,9 @@ def _expand_further(paths: Sequence[str], first: str, source: str, environ: Mapp
     for path in paths:
         folder = _expand_path("path", path, source, environ, passed_over=_DRIVE_FAILED)
         if folder in seen:
-            written = "" if path == folder else f", written {_show(path)},"
+            written = "" if path == folder else f", written {show(path)},"
             raise ConfigError(
-                f"setting 'path' from {source}: the folder {_show(folder)}{written} is given twice; name each "
+                f"setting 'path' from {source}: the folder {show(folder)}{written} is given twice; name each "
                 "folder of the list once"
             )
         seen.append(folder)
@@ -527,7 +468,7 @@ def _expand_path(
     """`passed_over`: numbers of errors of the folder itself, or one above it, that the caller can live with."""
 
     def fail(problem: str) -> ConfigError:
-        return ConfigError(f"setting {key!r} = {_show(path)} from {source}: {problem}")
+        return ConfigError(f"setting {key!r} = {show(path)} from {source}: {problem}")
 
     def variable(match: re.Match[str]) -> str:
         name = match[1] or match[2]
@@ -547,7 +488,7 @@ def _expand_path(
     except UnicodeEncodeError:
         raise fail("cannot be encoded as UTF-8") from None
     if not os.path.isabs(expanded):
-        raise fail(f"expected an absolute path, got {_show(expanded)} after expansion")
+        raise fail(f"expected an absolute path, got {show(expanded)} after expansion")
     expanded = os.path.normpath(expanded)
     for folder in (Path(expanded), *Path(expanded).parents):
         try:

@@ -110,8 +110,9 @@ def _close(
     lock: threading.Lock,
     process: int,
 ) -> None:
-    """The controller's threads use `memory` and `store` until this returns; whoever is amid a transfer has `lock`, also at the end
-    of the process. A child of a fork has neither the threads, for which it would wait, nor whoever has the lock.
+    """The controller's threads use `memory` and `store` until this returns; whoever is amid a transfer has `lock`, also
+    at the end of the process. A child of a fork has neither the threads, for which it would wait, nor whoever has the
+    lock.
     """
     if os.getpid() != process:
         return
@@ -280,7 +281,7 @@ class GioSession:
         call.page_bytes[:] = call.page_stride[:] = (self.layout.key_bytes, self.layout.value_bytes)
 
     def _start_queues(self, stream: torch.cuda.Stream | None = None) -> None:
-        """`stream`: the one that the GPU's part is enqueued on and waited for; None: the current one, and the device."""
+        """`stream`: where the GPU's part is enqueued and waited for; None: the current one, and the whole device."""
         if self._gpu is None:
             self._grant_queues()
             self._core.call("tardis_gio_host_start", self._queues.ctypes.data, self._options.queues)

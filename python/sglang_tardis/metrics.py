@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["StoreMetrics"]
+__all__ = ["LinkerMetrics", "StoreMetrics"]
 
 _PERIOD_SECONDS = 1.0
 
@@ -60,6 +60,33 @@ _COUNTERS = {
 }
 
 
+# The direct door's: metric name -> (field of TardisLinker.state, documentation)
+_LINKER_COUNTERS = {
+    "tardis_direct_loads": ("loads", "Requests whose pages were loaded by the direct door."),
+    "tardis_direct_failed_loads": ("failed_loads", "Requests of loads that failed; they are computed."),
+    "tardis_direct_memory_pages": ("pages_from_memory", "Pages loaded from the DRAM tier."),
+    "tardis_direct_file_pages": ("pages_from_files", "Pages loaded from the store's files."),
+    "tardis_direct_missing_pages": ("loader_missing", "Pages that were gone when their load began."),
+    "tardis_direct_unproven_pages": ("loader_unproven", "Pages whose digests proved nothing."),
+    "tardis_direct_repaired_parts": ("loader_repaired_parts", "Layers of pages that the host read again."),
+    "tardis_direct_damaged_pages": ("loader_damaged_pages", "Pages whose bytes were wrong twice."),
+    "tardis_direct_offloaded_pages": ("pages_offloaded", "Pages copied to the DRAM tier."),
+    "tardis_direct_promoted_pages": ("pages_promoted", "Of them, pages that were stored already."),
+    "tardis_direct_stored_pages": ("write_stored", "Pages stored from the DRAM tier, or found stored then."),
+    "tardis_direct_not_stored_pages": ("write_not_stored", "Pages that the store did not take."),
+    "tardis_direct_memory_only_pages": ("pages_in_memory_only", "Pages kept in DRAM alone: too much waited."),
+    "tardis_direct_dropped_pages": ("pages_dropped_no_room", "Pages not kept: no room in DRAM."),
+    "tardis_direct_evicted_pages": ("dram_evicted", "Pages that made room in the DRAM tier."),
+}
+_LINKER_GAUGES = {
+    "tardis_direct_dram_slots": ("dram_slots", "Pages that the DRAM tier has room for."),
+    "tardis_direct_dram_pages": ("dram_published", "Pages in the DRAM tier."),
+    "tardis_direct_dram_pinned_pages": ("dram_pinned", "Pages of the DRAM tier in use."),
+    "tardis_direct_waiting_bytes": ("write_waiting_bytes", "Bytes in the DRAM tier that wait to be stored."),
+    "tardis_direct_loads_under_way": ("loads_under_way", "Loads under way."),
+}
+
+
 class _Registered:
     """The metric objects; prometheus_client allows one of each name per process, so re-attaching uses the old ones."""
 
@@ -80,6 +107,52 @@ class _Registered:
 
 
 _registered: _Registered | None = None
+
+
+class _LinkerRegistered:
+    def __init__(self) -> None:
+        from prometheus_client import Counter, Gauge
+
+        self.gauges = {
+            name: Gauge(name, text, multiprocess_mode="mostrecent") for name, (_, text) in _LINKER_GAUGES.items()
+        }
+        self.counters = {name: Counter(name, text) for name, (_, text) in _LINKER_COUNTERS.items()}
+        self.bytes = Counter("tardis_direct_bytes", "Bytes moved by the direct door.", ["source"])
+
+
+_linker_registered: _LinkerRegistered | None = None
+
+
+class LinkerMetrics:
+    """Publishes the direct door's counters; quietly does nothing where prometheus_client is missing."""
+
+    def __init__(self) -> None:
+        """Register the metrics with the process's default registry."""
+        global _linker_registered
+        if _linker_registered is None:
+            try:
+                _linker_registered = _LinkerRegistered()
+            except ImportError:
+                _linker_registered = None
+        self._metrics = _linker_registered
+        self._seen: dict[str, int] = {}
+
+    def update(self, state: Mapping[str, int], page_bytes: int) -> None:
+        """Publish counters (``TardisLinker.state``); `page_bytes`: of an object."""
+        if self._metrics is None:
+            return
+        for name, (field, _) in _LINKER_GAUGES.items():
+            self._metrics.gauges[name].set(state.get(field, 0))
+        for name, (field, _) in _LINKER_COUNTERS.items():
+            self._metrics.counters[name].inc(self._step(field, state.get(field, 0)))
+        for source, field in (("memory", "pages_from_memory"), ("files", "pages_from_files")):
+            moved = self._step(f"bytes:{source}", state.get(field, 0) * page_bytes)
+            self._metrics.bytes.labels(source).inc(moved)
+
+    def _step(self, key: str, value: int) -> int:
+        """By how much a sum has grown; one that begins anew (the loader's, with new weights) counts from there."""
+        before, self._seen[key] = self._seen.get(key, 0), value
+        return value - before if value >= before else value
 
 
 class StoreMetrics:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
@@ -38,9 +37,10 @@ from sglang_tardis.metrics import StoreMetrics
 from sglang_tardis.sglang import seams, weight_updates
 from sglang_tardis.sglang.hashing import exercise_hashing
 from sglang_tardis.sglang.host_pool import HostPoolShape, anchor_pool, inspect_pool
-from sglang_tardis.sglang.identity import build_identity, identify_weights, replaces_all_weights
+from sglang_tardis.sglang.identity import build_identity
+from sglang_tardis.sglang.live_namespace import LiveNamespace
 from sglang_tardis.sglang.pool_memory import PoolMemory
-from sglang_tardis.sglang.ranks import common_name, rank_of, refuse_unsupported, together
+from sglang_tardis.sglang.ranks import rank_of, refuse_unsupported, together
 from sglang_tardis.sglang.server_settings import ServerSettings
 
 __all__ = ["TardisStorage"]
@@ -73,9 +73,7 @@ class TardisStorage(HiCacheStorage):
         self._lock = threading.Lock()
         self._closed = False
         self._store: Any = None
-        self._namespace: Any = None
-        self._identity: NamespaceIdentity | None = None
-        self._suspended: str | None = None
+        self._live: LiveNamespace | None = None
         self._map: PieceMap | None = None
         self._shape: HostPoolShape | None = None
         self._pool_memory: PoolMemory | None = None
@@ -150,7 +148,7 @@ class TardisStorage(HiCacheStorage):
         try:
             self._take_pool(pool)
             layout = self._map.layout
-            self._identity = build_identity(
+            identity = build_identity(
                 self._storage_config,
                 pool,
                 self._shape,
@@ -162,6 +160,7 @@ class TardisStorage(HiCacheStorage):
             )
             exercise_hashing(self._shape.page_tokens)
             self._store = Store(self._config.folder, self._config.store_options(object_bytes_hint=layout.object_bytes))
+            self._live = LiveNamespace(self._store, identity, layout, self._settings)
             live = weight_updates.current()
             if live is not None:  # updated before this backend was attached
                 self.follow_weights(live)
@@ -227,7 +226,9 @@ class TardisStorage(HiCacheStorage):
             if self._closed:
                 return
             self._closed = True
-            store, self._store, self._namespace = self._store, None, None
+            store, self._store = self._store, None
+        if self._live is not None:
+            self._live.close()
         weight_updates.unregister(self)
         if store is None:
             return
@@ -262,54 +263,17 @@ class TardisStorage(HiCacheStorage):
     # ---- weights that change while the server runs -----------------------------------------------------------------
 
     def follow_weights(self, live: weight_updates.LiveWeights) -> None:
-        """Move to the namespace of new weights, or serve and store nothing while they are unknown.
+        """Move to the namespace of new weights, or serve and store nothing while they are unknown."""
+        if self._live is not None:
+            self._live.follow(live)
 
-        The pages of the old weights stay in the store for a server that uses them.
-        """
-        try:
-            weights, reason = self._weights_after(live), None
-        except Exception as error:
-            weights, reason = None, f"the new weights cannot be identified ({error})"
-        if weights is None:
-            reason = reason or live.unknown
-            with self._lock:
-                self._suspended, self._namespace = reason, None
-            logger.warning(
-                "tardis: %s. Nothing is read from or written to storage until a weight update that flushes the cache.",
-                reason,
-            )
-            return
-        with self._lock:
-            if self._identity is None:
-                return
-            self._identity = msgspec.structs.replace(self._identity, weights=weights)
-            self._suspended, self._namespace = None, None
-        logger.info("tardis: weights changed (%s), namespace %s", weights, self._identity.fingerprint().hex())
-
-    def _weights_after(self, live: weight_updates.LiveWeights) -> str | None:
-        if live.unknown is not None:
-            return None
-        if live.model_path is None:
-            return f"revision:live:{common_name(live.update)}"
-        weights = identify_weights(self._settings, None, live.model_path, load_format="auto", loaded_at=live.loaded_at)
-        if replaces_all_weights(self._settings, live.model_path):
-            return weights
-        # A part of the model's tensors: the others are what they were, which no file says.
-        return f"revision:live:{common_name(live.update)}"
+    @property
+    def _identity(self) -> NamespaceIdentity | None:
+        return None if self._live is None else self._live.identity
 
     def _current(self) -> Any:
         """The namespace in use, or None while closed or suspended. Opened at first use."""
-        namespace = self._namespace
-        if namespace is not None:
-            return namespace
-        with self._lock:
-            if self._closed or self._suspended is not None or self._store is None:
-                return None
-            if self._namespace is None:
-                self._namespace = self._store.namespace(
-                    self._identity.fingerprint(), self._identity.description(), self._map.layout.object_layout()
-                )
-            return self._namespace
+        return None if self._live is None else self._live.current()
 
     # ---- queries ---------------------------------------------------------------------------------------------------
 
