@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -42,9 +41,7 @@ class OffloadPlan(NamedTuple):
     promoted: int
 
 
-def plan_offload(
-    tier: PinnedTier, namespace: Namespace, hashes: HashArray, *, writes: bool, has_room: Callable[[int], bool]
-) -> OffloadPlan:
+def plan_offload(tier: PinnedTier, namespace: Namespace, hashes: HashArray, *, writes: bool, room: int) -> OffloadPlan:
     """Plan an offload.
 
     The leading pages that are stored are copied to the tier if that costs no page there that was ever used again: they
@@ -57,52 +54,53 @@ def plan_offload(
         namespace: of the pages.
         hashes: (n, 32) uint8, pages in a row of a prompt.
         writes: whether this rank stores pages; else another one stores the same bytes.
-        has_room: whether so many pages more may wait to be stored.
+        room: how many pages more may wait to be stored.
     """
     space = namespace.handle
     stored = namespace.lookup(hashes)
     new = np.ascontiguousarray(hashes[stored:])
-    given = tier.reserve(space, new)
+    pins = tier.pin(space, new)  # first, or they would make room for those behind them
+    absent = np.flatnonzero(~pins.there)
+    given = tier.reserve(space, np.ascontiguousarray(new[absent]))
     full = np.flatnonzero(given.results == loads_abi.FULL)
-    end = int(full[0]) if len(full) else len(new)
-    behind = given.slots[end:][given.results[end:] == loads_abi.RESERVED]
-    tier.end(behind, loads_abi.ABORT)
-    reserved = given.results[:end] == loads_abi.RESERVED
-    addresses = np.where(reserved, given.addresses[:end], np.uint64(0))
+    end = int(absent[full[0]]) if len(full) else len(new)  # pages from there on are left out
+    reserved = given.results == loads_abi.RESERVED
+    taken = reserved & (absent < end)
+    tier.end(given.slots[reserved & ~taken], loads_abi.ABORT)
 
-    there = np.flatnonzero(given.results[:end] == loads_abi.THERE)
-    pins = tier.pin(space, np.ascontiguousarray(new[there]))
-    addresses[there[pins.there]] = pins.addresses
-    ours = int(np.count_nonzero(addresses))
-    stores = writes and ours > 0 and has_room(ours)
-    slots = given.slots[:end][reserved]
-    none = np.empty(0, np.uint32)
-    runs = _runs(hashes, stored, new[:end], addresses) if stores else []
-    if not stores:
-        tier.unpin(pins.slots)
+    places, there = absent[taken], np.flatnonzero(pins.there)
+    addresses = np.zeros(len(new), np.uint64)  # 0: somebody else fills it, or it is left out
+    addresses[places] = given.addresses[taken]
+    addresses[there] = pins.addresses
+    addresses[end:] = 0
+    ours = np.flatnonzero(addresses)
+    stores = ours[: min(len(ours), room)] if writes else ours[:0]
+    behind = int(stores[-1]) + 1 if len(stores) else 0  # pages from there on are kept alone
+    addresses[behind:] = 0
+    slots = given.slots[taken]
+    tier.unpin(pins.slots[there >= behind])
 
     spare = tier.reserve(space, np.ascontiguousarray(hashes[:stored]), spare=True)
     promoted = spare.results == loads_abi.RESERVED
     return OffloadPlan(
-        positions=np.concatenate([np.flatnonzero(promoted), stored + np.flatnonzero(reserved)]),
-        addresses=np.concatenate([spare.addresses[promoted], addresses[reserved]]),
-        filled=slots if stores else none,
-        kept=np.concatenate([spare.slots[promoted], none if stores else slots]),
-        pinned=pins.slots if stores else none,
-        runs=runs,
-        whole=end == len(new) and (stores or not writes or ours == 0),
+        positions=np.concatenate([np.flatnonzero(promoted), stored + places]),
+        addresses=np.concatenate([spare.addresses[promoted], given.addresses[taken]]),
+        filled=slots[places < behind],
+        kept=np.concatenate([spare.slots[promoted], slots[places >= behind]]),
+        pinned=pins.slots[there < behind],
+        runs=_runs(hashes, stored, new, addresses),
+        whole=end == len(new) and (not writes or len(stores) == len(ours)),
         no_room=len(new) - end,
-        not_stored=0 if stores or not writes else ours,
+        not_stored=len(ours) - len(stores) if writes else 0,
         promoted=int(np.count_nonzero(promoted)),
     )
 
 
 def _runs(hashes: HashArray, stored: int, new: HashArray, addresses: npt.NDArray[np.uint64]) -> list[StoreRun]:
-    """Of pages that have an address, those in a row; somebody else fills the ones between them."""
+    """Of pages that have an address, those in a row."""
     has = np.flatnonzero(addresses)
-    breaks = np.flatnonzero(np.diff(has) > 1) + 1
     runs = []
-    for run in np.split(has, breaks):
+    for run in np.split(has, np.flatnonzero(np.diff(has) > 1) + 1) if len(has) else []:
         first, last = int(run[0]), int(run[-1]) + 1
         before = stored + first - 1
         parent = hashes[before].tobytes() if before >= 0 else None

@@ -106,9 +106,10 @@ class WriteBehind:
         self._thread = threading.Thread(target=self._main, name="tardis-write-behind", daemon=True)
         self._thread.start()
 
-    def has_room(self, pages: int) -> bool:
-        """Whether so many more may wait to be stored."""
-        return self._waiting_bytes + pages * self._tier.object_bytes <= self._most_bytes
+    @property
+    def room(self) -> int:
+        """How many pages more may wait to be stored."""
+        return max(0, self._most_bytes - self._waiting_bytes) // self._tier.object_bytes
 
     @property
     def waiting_bytes(self) -> int:

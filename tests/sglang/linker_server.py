@@ -8,7 +8,6 @@ end, so that a byte of another page, layer or model is noticed wherever it turns
 from __future__ import annotations
 
 from array import array
-from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -61,9 +60,9 @@ class LinkerServer(TreeServer):
         self.page_size, self.mla, self.eagle = page_size, mla, False
         self.weights = _content_digest(model) + shard
         torch_dtype, dtype_flag = DTYPES[dtype]
-        self._stack = ExitStack()
         rank, ranks = tp
-        self._stack.enter_context(get_parallel().override(tp_rank=rank, tp_size=ranks, pp_rank=0, pp_size=1))
+        self._parallel = dict(tp_rank=rank, tp_size=ranks, pp_rank=0, pp_size=1)
+        self._parallel |= dict(attn_tp_rank=rank, attn_tp_size=ranks, moe_tp_size=ranks)
         config = {"path": str(folder), "capacity": "256MiB", "free_space_floor": 0, "dram": "8MiB"} | (extra or {})
         arguments = dict(
             model_path=str(model),
@@ -100,13 +99,10 @@ class LinkerServer(TreeServer):
         )
         self.cache = UnifiedRadixCache(params=self.params)
         self._rids = 0
-        try:
+        with get_parallel().override(**self._parallel):
             self.linker = TardisLinker(
                 self.server_args, self.params, components=set(components), extra_config=config, forward_stream=None
             )
-        except BaseException:
-            self._stack.close()
-            raise
         self.cache.init_cache_linker(self.linker)
         self.device_pool.register_layer_transfer_counter(self.cache.linker.layer_done_counter)
         self.poison()
@@ -210,4 +206,3 @@ class LinkerServer(TreeServer):
 
     def close(self):
         self.linker.close()
-        self._stack.close()

@@ -465,9 +465,7 @@ class TardisLinker(UnifiedCacheLinker):
             self._write_behind.submit(Offload(False))
             return
         hashes = block_hashes(transfer.keys)
-        plan = plan_offload(
-            self._tier, namespace, hashes, writes=self._rank.writes, has_room=self._write_behind.has_room
-        )
+        plan = plan_offload(self._tier, namespace, hashes, writes=self._rank.writes, room=self._write_behind.room)
         self.counts["pages_dropped_no_room"] += plan.no_room
         self.counts["pages_in_memory_only"] += plan.not_stored
         copy = None
