@@ -93,6 +93,14 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ),
     ] = "~/.cache/sglang-tardis"
     """What is set; `folder` and `more_paths` are the same taken apart."""
+    mode: Annotated[
+        Literal["host", "direct"],
+        Meta(
+            description="How pages reach the GPU. `host`: through SGLang's pinned host pool, as HiCache storage. "
+            "`direct`: without it, layer by layer into the KV pool ([direct](direct.md)); needs a release with "
+            "SGLang's external linker, and is chosen when the server starts."
+        ),
+    ] = "host"
     capacity: Annotated[
         int | str,
         _size(

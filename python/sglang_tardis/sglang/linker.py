@@ -125,7 +125,7 @@ class TardisLinker(UnifiedCacheLinker):
         size_gb = extra.pop("hicache_size", None) or settings.get("hicache_size", 0)
         ratio = extra.pop("hicache_ratio", None) or settings.get("hicache_ratio", 0)
         self._config = load_config(extra)
-        seams.install_late()
+        seams.install_direct()
         seams.require("weight updates", "extra keys")
         pool = params.token_to_kv_pool_allocator.get_kvcache()
         device_pool.refuse_unsupported_server(settings, params, components, pool)

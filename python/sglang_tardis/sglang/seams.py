@@ -28,10 +28,15 @@ BACKEND_CLASS = "TardisStorage"
 # more than the parent link that is read from it is worth.
 _MIN_PAGE_SIZE_FOR_PREFIX_KEYS = 16
 
+_ARGS_MODULE = "sglang.srt.server_args"
 _CONTROLLER_MODULE = "sglang.srt.managers.cache_controller"
 _HYBRID_MODULE = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
 _FACTORY_MODULE = "sglang.srt.mem_cache.storage.backend_factory"
 _UPDATER_MODULE = "sglang.srt.managers.scheduler_components.weight_updater"
+_SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+_STREAMER_MODULE = "sglang.srt.managers.scheduler_components.output_streamer"
+_TREE_MODULE = "sglang.srt.mem_cache.unified_radix_cache"
+_LINKER_MODULE = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
 _RUNTIME_CONFIG_TARGETS = (
     ("sglang.srt.mem_cache.unified_cache.storage_attachment", "StorageAttachment.apply_runtime_config"),
     ("sglang.srt.mem_cache.unified_radix_cache", "UnifiedRadixCache._apply_storage_runtime_config"),
@@ -84,6 +89,7 @@ class _Hook(NamedTuple):
 _problems: dict[str, str] = {}
 _hooks: list[_Hook] = []
 _installed = False
+_direct = False  # this process has a linker of the direct door
 
 
 def sglang_version() -> str:
@@ -154,7 +160,7 @@ def _register_backend() -> None:
 
 
 def _wanted_hooks() -> list[_Hook]:
-    from sglang_tardis.sglang import extra_keys, weight_updates
+    from sglang_tardis.sglang import direct_mode, extra_keys, weight_updates
 
     hooks = [
         _Hook("factory", _FACTORY_MODULE, "StorageBackendFactory._create_builtin_backend", "AROUND", _create_backend),
@@ -171,6 +177,8 @@ def _wanted_hooks() -> list[_Hook]:
     for method in _WEIGHT_UPDATES:
         path = f"SchedulerWeightUpdaterManager.{method}"
         hooks.append(_Hook("weight updates", _UPDATER_MODULE, path, "AROUND", weight_updates.around(method)))
+    resolve = "resolve_once" if _resolves_late() else "_handle_hicache"
+    hooks.append(_Hook("direct mode", _ARGS_MODULE, f"ServerArgs.{resolve}", "BEFORE", direct_mode.declare_direct_mode))
     if not extra_keys.keys_are_namespaced():
         for module, tree in extra_keys.TREES:
             hooks.append(_Hook("extra keys", module, f"{tree}.write_backup_storage", "AROUND", extra_keys.skip_write))
@@ -180,6 +188,29 @@ def _wanted_hooks() -> list[_Hook]:
     return hooks
 
 
+def _resolves_late() -> bool:
+    """Whether this release resolves its arguments apart from constructing them."""
+    from sglang.srt.server_args import ServerArgs
+
+    return hasattr(ServerArgs, "resolve_once")
+
+
+def _direct_hooks() -> list[_Hook]:
+    """Those of the scheduler step, which other servers shall not even pass through."""
+    from sglang_tardis.sglang import load_results as results
+
+    table = (
+        (_SCHEDULER_MODULE, "Scheduler.run_batch", "AROUND", results.run_batch),
+        (_SCHEDULER_MODULE, "Scheduler.process_batch_result", "AROUND", results.process_result),
+        (_SCHEDULER_MODULE, "Scheduler.get_next_batch_to_run", "BEFORE", results.choose_batch),
+        (_STREAMER_MODULE, "SchedulerOutputStreamer.stream_output", "BEFORE", results.stream_output),
+        (_TREE_MODULE, "UnifiedRadixCache.finish_external_linker_loads", "AROUND", results.finish_loads),
+        (_TREE_MODULE, "UnifiedRadixCache.claim_kv_row", "BEFORE", results.claim_row),
+        (_LINKER_MODULE, "UnifiedCacheLinkerWrapper.reset", "BEFORE", results.reset),
+    )
+    return [_Hook("load results", *row) for row in table]
+
+
 def _register_hooks() -> None:
     """Hand our hooks to SGLang's registry, for the modules this process uses; those it has already are left alone."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -187,7 +218,7 @@ def _register_hooks() -> None:
     known = {hook.target for hook in _hooks}
     # Child processes of a server import what they need, most of it before this; the others would pay for nothing.
     child = multiprocessing.parent_process() is not None
-    for hook in _wanted_hooks():
+    for hook in [*_wanted_hooks(), *(_direct_hooks() if _direct else ())]:
         if hook.target in known:
             continue
         if hook.module not in sys.modules:
@@ -218,6 +249,20 @@ def install_late() -> None:
         from sglang.srt.plugins.hook_registry import HookRegistry
 
         HookRegistry.apply_hooks()
+
+
+def install_direct() -> None:
+    """Hook the scheduler's steps, for a linker of the direct door. Called by its constructor, in a scheduler process.
+
+    Raises:
+        SeamError: a hook is missing or was not taken.
+    """
+    global _direct
+    _direct = True
+    for hook in _direct_hooks():
+        importlib.import_module(hook.module)
+    install_late()
+    require("load results")
 
 
 # ---- verifying ----------------------------------------------------------------------------------------------------
@@ -270,6 +315,10 @@ def check(register_first: bool = False) -> list[Seam]:
         seams.append(Seam("registry", False, f"{type(error).__name__}: {error}"))
     optional = {"draft"}
     wanted_hooks = _wanted_hooks()
+    if _direct:
+        wanted_hooks += _direct_hooks()
+    else:
+        seams.append(_direct_seam())
     for name in dict.fromkeys(hook.seam for hook in wanted_hooks):
         wanted = [hook for hook in wanted_hooks if hook.seam == name]
         mine = [hook for hook in wanted if _resolve(hook) is not None]
@@ -290,6 +339,18 @@ def check(register_first: bool = False) -> list[Seam]:
                 targets = ", ".join(hook.target for hook in wanted)
                 seams.append(Seam(name, False, _problems.get(name) or f"not found: {targets}"))
     return seams
+
+
+def _direct_seam() -> Seam:
+    """Whether this release has what the direct door would hook; it is looked at in the modules imported so far."""
+    name = "load results"
+    if not module_exists(_LINKER_MODULE):
+        return Seam(name, True, "this release has no external linker: the settings cannot say mode direct")
+    hooks = _direct_hooks()
+    missing = [hook.target for hook in hooks if hook.module in sys.modules and _resolve(hook) is None]
+    if missing:
+        return Seam(name, False, f"not found: {', '.join(missing)}")
+    return Seam(name, True, "hooked in mode direct only: " + ", ".join(hook.target for hook in hooks))
 
 
 def require(*names: str) -> None:
