@@ -49,6 +49,8 @@ class Load {
   void look_after();
   // Has the store judge the objects whose bytes were wrong: it quarantines those that are.
   void judge();
+  // Answers whatever is not answered, with bad news.
+  void give_up();
   // Ends the lease if no ring can be reading, or (`over`) will be.
   void let_go(bool over);
 

@@ -66,6 +66,7 @@ bool Load::place() {
 
 void Load::all_bad(std::uint32_t from) {
   for (std::uint32_t layer = from; layer < terms_.shape.layers; ++layer) {
+    if (LoadBoard::read(board_.repaired(layer)) != TARDIS_LOAD_PENDING) continue;  // told once
     LoadBoard::tell(board_.repaired(layer), TARDIS_LOAD_BAD);
   }
 }

@@ -113,7 +113,14 @@ void Load::judge() {
     std::uint8_t ok = 0;
     // What comes of it is the store's: it counts, quarantines and tells its paths.
     (void)terms_.store.get(terms_.space, &hashes_[suspect.page], pieces.data(), 1, &ok);
+    // Its bytes alone would be offered again and again, and no load would be good.
+    if (suspect.unproven && ok != 0) (void)terms_.store.check_digests(terms_.space, hashes_[suspect.page]);
   }
+}
+
+void Load::give_up() {
+  all_bad(0);
+  LoadBoard::tell(board_.head().ready, TARDIS_LOAD_GOOD);
 }
 
 void Load::let_go(bool over) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gio/load_thread.h"
 
+#include <new>
+
 namespace tardis::gio {
 
 LoadThread::LoadThread(const LoadTerms& terms, std::byte* staging) : load_(terms, staging) {
@@ -48,9 +50,13 @@ void LoadThread::main() {
     changed_.wait(lock, [this] { return state_ != State::kIdle && state_ != State::kLetGo; });
     if (state_ == State::kClosing) return;
     lock.unlock();
-    if (!load_.stopped()) load_.prepare();
-    load_.look_after();
-    load_.judge();
+    try {
+      if (!load_.stopped()) load_.prepare();
+      load_.look_after();
+      load_.judge();
+    } catch (const std::bad_alloc&) {
+      load_.give_up();
+    }
     load_.let_go(/*over=*/false);
     lock.lock();
     changed_.wait(lock, [this] { return state_ != State::kBegun; });

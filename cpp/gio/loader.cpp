@@ -7,7 +7,7 @@ namespace tardis::gio {
 namespace {
 
 constexpr std::uint32_t kMostLoads = 16;
-constexpr std::uint32_t kStagingAlign = 4096;
+constexpr std::uint32_t kStagingAlign = 4096, kBoardAlign = 64;
 
 Status refuse(const std::string& why) { return Error{Code::kInvalidArgument, "tardis_loader_options: " + why}; }
 
@@ -61,8 +61,8 @@ Loader::Loader(Passkey, Store& store, const tardis_loader_options& options, cons
 
 Result<LoadThread*> Loader::begin(const Hash256* hashes, std::uint32_t n, bool use_rings, void* board) {
   if (hashes == nullptr || n == 0 || n > terms_.shape.most_pages || board == nullptr ||
-      reinterpret_cast<std::uintptr_t>(board) % alignof(std::uint64_t) != 0) {
-    return Error{Code::kInvalidArgument, "tardis_load_begin: expected a board and 1 to " +
+      reinterpret_cast<std::uintptr_t>(board) % kBoardAlign != 0) {
+    return Error{Code::kInvalidArgument, "tardis_load_begin: expected a board at a multiple of 64 and 1 to " +
                                              std::to_string(terms_.shape.most_pages) + " objects, found " +
                                              std::to_string(n)};
   }

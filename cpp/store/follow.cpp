@@ -129,4 +129,35 @@ Status Store::read_digests(NamespaceId space, std::span<const DigestSource> obje
   return {};
 }
 
+Result<bool> Store::check_digests(NamespaceId space, const Hash256& hash) {
+  auto lease = acquire(space, &hash, 1);
+  if (!lease) return lease.error();
+  if (lease->size() == 0) return false;
+  const std::uint64_t bytes = lease->geometry().chunks() * sizeof(std::uint64_t);
+  const std::uint64_t align = std::max<std::uint64_t>(512, read_geometry_.offset_align);
+  const std::uint64_t address = lease->digest_address(0), begin = address / align * align;
+  AlignedBuffer memory(round_up(address + bytes, align) - begin);
+  const iovec piece{memory.data(), memory.size()};
+  AddressRead read{begin, {&piece, 1}, 0};
+  read_addresses({&read, 1}, [](AddressRead&) {});
+  std::vector<std::uint64_t> digests(lease->geometry().chunks());
+  std::memcpy(digests.data(), memory.data() + (address - begin), bytes);
+  const bool proven = read.error == 0 && digest_root(lease->geometry(), digests.data()) == lease->root_digest(0);
+  if (proven || (read.error != 0 && !bytes_are_lost(read.error))) return false;
+  const auto entry = index_.find(space, hash);
+  if (!entry || entry->stamp.generation() != lease->generation(0)) return false;
+  if (entry->stamp.suspect()) {
+    counters_->get_pages_torn += 1;  // a write that the last crash cut short
+    index_.unpublish(*entry);
+    return true;
+  }
+  if (!index_.quarantine(*entry, /*recorded=*/read.error == 0)) return false;
+  if (read.error != 0) return true;
+  counters_->get_pages_corrupt += 1;
+  const std::lock_guard lock(mutex_);
+  quarantines_.push_back({entry->slot, entry->stamp.generation()});
+  flusher_wake_.notify_all();
+  return true;
+}
+
 }  // namespace tardis

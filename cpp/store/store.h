@@ -111,6 +111,9 @@ class Store {
   // and so prove the object's bytes; where not, they are not there any more, or were damaged.
   Status read_digests(NamespaceId space, std::span<const DigestSource> objects, std::uint64_t* digests,
                       std::uint8_t* proven);
+  // Of an object whose digests proved nothing though get() finds its bytes right: reads the digests once more, and puts
+  // the object aside if they are damaged, as get() does for bytes. True: it did.
+  Result<bool> check_digests(NamespaceId space, const Hash256& hash);
   Result<ObjectGeometry> object_geometry(NamespaceId space) const;
   IoGeometry read_geometry() const { return read_geometry_; }
   std::uint64_t capacity_bytes() const { return folder_.superblock().capacity_bytes; }

@@ -238,6 +238,12 @@ TEST(GioLoadsFailures, DigestsThatProveNothingMakeItBad) {
   EXPECT_EQ(rig.all(*job).good, 0u);
   EXPECT_EQ(rig.counters().unproven, 1u);
   rig.expect_pools({});
+  // Its bytes are right, but no load would ever be good: it is put aside.
+  EXPECT_FALSE(rig.found(3));
+  EXPECT_EQ(tardis::testing::stats_of(rig.store()).get_pages_corrupt, 1u);
+  job = rig.job(objects(4, 6));
+  EXPECT_EQ(rig.all(*job).good, 1u);
+  rig.expect_pools(seeds(objects(4, 6)));
   rig.expect_no_leases();
 }
 
