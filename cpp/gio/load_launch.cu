@@ -96,7 +96,7 @@ class Load {
     return complaint_of(ring) == nullptr && ring.op == TARDIS_GIO_READ && ring.rings == shape.rings &&
            ring.page_bytes[0] == load_.pools.page_bytes[0] && ring.page_bytes[1] == load_.pools.page_bytes[1] &&
            ring.page_stride[0] == ring.page_bytes[0] && ring.page_stride[1] == ring.page_bytes[1] &&
-           ring.slot_count >= load_.file_pages && pages_of(ring).commands_per_page() == shape.commands_per_page &&
+           pages_of(ring).commands_per_page() == shape.commands_per_page &&
            pages_of(ring).commands(load_.file_pages) <= kMostContexts;
   }
   template <class T>
@@ -155,7 +155,7 @@ class Load {
       ring.pools[side] = load_.pools.host_layers[side] == nullptr ? 0 : load_.pools.host_layers[side][layer];
     }
     ring.pool_page_count = load_.pools.page_count;
-    ring.most_pages = load_.file_pages;
+    ring.most_pages = ring.slot_count = load_.file_pages;
     ring.first_block = layer * load_.layer_blocks;
     ring.digests = reinterpret_cast<std::uint64_t>(load_.work.digests + std::uint64_t{layer} * load_.shape.chunks);
     ring.digest_stride = digest_stride();

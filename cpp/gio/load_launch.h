@@ -44,8 +44,8 @@ struct tardis_gpu_load {
   uint32_t file_pages;
   const uint32_t* file_ids; /* device or mapped: pages of the pools */
   const tardis_gio_layer*
-      ring;              /* what is the same for each layer: all but pool_pages, slots, count, slot_blocks, pools,
-                            first_block, digests, digest_stride, statuses, reports, flag. NULL: no files */
+      ring; /* what is the same for each layer: all but pool_pages, slots, count, slot_blocks, pools, most_pages,
+               slot_count, first_block, digests, digest_stride, statuses, reports, flag. NULL: no files */
   const uint32_t* slots; /* device or mapped: 0, 1, 2 ... file_pages - 1 */
   uint64_t layer_blocks; /* from a layer to the next in an object on the drive */
   void* board;           /* zeroed; mapped, at the same address for the device */

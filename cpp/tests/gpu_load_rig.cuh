@@ -234,7 +234,6 @@ class LoadRig {
       ring.page_stride[side] = ring.page_bytes[side] = o.shape.page_bytes;
     }
     ring.pool_page_count = o.pool_pages;
-    ring.slot_count = o.most_pages;
     ring.op = TARDIS_GIO_READ;
     ring.block_bytes = 4096;
     ring.most_bytes = o.command_bytes;
