@@ -47,6 +47,8 @@ class Outcome:
     """Cached prompt tokens by tier, from the server's `cached_tokens_details`."""
     ids: tuple[int, ...] = ()
     """Generated token ids."""
+    stamps: tuple[float, ...] = ()
+    """When each streamed piece of the answer came, after it was sent; not recorded."""
     top: str | None = None
     """Digest of the first token's most probable candidates with their log probabilities; None if not asked for."""
     reference: dict[str, Any] | None = None
@@ -103,6 +105,7 @@ class Client:
             raise OutOfTime(request.name)
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=max(1.0, min(600.0, self._left())))
         chunks: list[bytes] = []
+        stamps: list[float] = []
         status = 0
         try:
             connection.connect()
@@ -116,8 +119,7 @@ class Client:
                 if status != 200:
                     chunks.append(line)
                 elif line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-                    if not chunks:
-                        outcome.ttft = time.perf_counter() - begin
+                    stamps.append(time.perf_counter() - begin)
                     chunks = [line]
             outcome.latency = time.perf_counter() - begin
         except (OSError, http.client.HTTPException) as error:
@@ -125,6 +127,7 @@ class Client:
             return outcome
         finally:
             connection.close()
+        outcome.stamps, outcome.ttft = tuple(stamps), stamps[0] if stamps else 0.0
         try:
             meta = json.loads(chunks[0][6:])["meta_info"]
             logprobs = meta["output_token_logprobs"]

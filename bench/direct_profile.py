@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers and sizes of direct.py: for a GPU, and for a check on a CPU."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from typing import Any
+
+from common import ServedModel
+from serving_workloads import LvEval, Setting, WorkingSet
+from ttft_campaign import GPU_FLAGS, HERE
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A server: what is below the device pool, and how large the pools are."""
+
+    name: str
+    title: str
+    small: bool = False
+    """The small pools: those that the working set overflows."""
+    layout: str | None = None
+    io: str | None = None
+    door: str | None = None
+    """`direct` or `host`: tardis by that door; None: SGLang's DRAM tier alone."""
+    fresh: bool = False
+    """It begins with an empty store."""
+
+    @property
+    def files_tier(self) -> str:
+        """Where SGLang counts tokens that came from files: hits of an external linker are those of the host."""
+        return "storage" if self.door == "host" else "host"
+
+    def extra_config(self, folder: pathlib.Path, capacity: str, more: dict[str, Any]) -> dict[str, Any]:
+        """Tardis's settings."""
+        mode = {"mode": "direct"} if self.door == "direct" else {}
+        return {**mode, "path": str(folder), "capacity": capacity, **more}
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("direct", "tardis direct, an empty store", door="direct", fresh=True),
+        Kind("restart", "tardis direct, started anew on that store", small=True, door="direct"),
+        Kind(
+            "hicache-direct",
+            "HiCache-DRAM, page_first_direct and direct",
+            layout="page_first_direct",
+            io="direct",
+        ),
+        Kind("hicache", "HiCache-DRAM, SGLang's defaults (page_first and kernel)", small=True),
+        Kind(
+            "host",
+            "tardis through HiCache's host pool, an empty store",
+            layout="page_first_direct",
+            io="direct",
+            door="host",
+            fresh=True,
+        ),
+        Kind(
+            "host-restart",
+            "tardis through HiCache's host pool, started anew on that store",
+            small=True,
+            layout="page_first_direct",
+            io="direct",
+            door="host",
+        ),
+    )
+}
+DEFAULT = ("direct", "restart", "hicache-direct", "hicache")
+"""In the order of their importance: a deadline costs the last ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pools:
+    """Tokens in the device pool and in the DRAM tier."""
+
+    device: int
+    dram: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile(ServedModel):
+    """How the servers are started and what is asked of them."""
+
+    device: str
+    model: pathlib.Path
+    page_size: int
+    large: Pools
+    small: Pools
+    sizes: tuple[int, ...]
+    """Prompt lengths. The longest is asked of large pools only."""
+    new: int
+    """Tokens behind a prefix that is cached."""
+    prefixes: tuple[int, ...]
+    shared: LvEval
+    alone: int
+    together: int
+    """Requests over `shared`: one at a time, and all at once."""
+    set_length: int
+    misses: tuple[tuple[int, int], ...]
+    """(length, how many)"""
+    decode: tuple[int, int, int]
+    """Streams, tokens of each, and the length of the prompt whose pages are stored meanwhile."""
+    filler: int
+    """Length of prompts that push others out of the small device pool."""
+    repetitions: int
+    capacity: str
+    flags: tuple[str, ...] = ()
+
+    def pools(self, kind: Kind) -> Pools:
+        """Those of a kind of server."""
+        return self.small if kind.small else self.large
+
+    def lengths(self, kind: Kind) -> tuple[int, ...]:
+        """Prompt lengths that fit into its device pool."""
+        room = self.pools(kind).device - 2 * self.page_size
+        return tuple(size for size in self.sizes if size <= room)
+
+    def setting(self, kind: Kind, seed: int) -> Setting:
+        """What workloads depend on."""
+        return Setting(self.page_size, self.shape["vocab_size"], self.pools(kind).dram, seed)
+
+    @property
+    def working_set(self) -> WorkingSet:
+        """Four times the DRAM tier, asked once more."""
+        return WorkingSet(length=self.set_length, rounds=1)
+
+
+def gpu_profile(quick: bool) -> Profile:
+    """Llama-3.1-8B's shape, 128 KiB of KV a token: DRAM tiers of 34 and 11 GB, a store of 44 GiB."""
+    return Profile(
+        device="cuda",
+        model=HERE / "models" / "llama-3.1-8b-shape",
+        page_size=64,
+        large=Pools(98_304, 262_144),
+        small=Pools(36_864, 81_920),
+        sizes=(8192, 32_768, 65_536),
+        new=8192,
+        prefixes=(8192, 73_728) if quick else (8192, 24_576, 40_960, 73_728),
+        shared=LvEval(prompts=3),
+        alone=6 if quick else 24,
+        together=24 if quick else 100,
+        set_length=16_384,
+        misses=((8192, 4),) if quick else ((8192, 12), (32_768, 3)),
+        decode=(4, 192, 32_768),
+        filler=19_456,
+        repetitions=2 if quick else 3,
+        capacity="44GiB",
+        flags=tuple(GPU_FLAGS),
+    )
+
+
+def cpu_profile(quick: bool) -> Profile:
+    """A tiny model, through demo/cpu_support: checks the program, its times mean nothing."""
+    return Profile(
+        device="cpu",
+        model=HERE.parent / "demo" / "models" / "tiny-llama",
+        page_size=64,
+        large=Pools(3072, 9216),
+        small=Pools(1536, 4608),
+        sizes=(512, 1024, 2048),
+        new=256,
+        prefixes=(256, 2304),
+        shared=LvEval(prompts=3, shortest=1300, longest=1500, shared=256),
+        alone=3,
+        together=6,
+        set_length=1024,
+        misses=((256, 2),),
+        decode=(2, 12, 1024),
+        filler=1024,
+        repetitions=1 if quick else 2,
+        capacity="512MiB",
+    )
+
+
+def profile(arguments: argparse.Namespace) -> Profile:
+    """The profile of `--device`, with what the command line overrides."""
+    chosen = (cpu_profile if arguments.device == "cpu" else gpu_profile)(arguments.quick)
+    flags = chosen.flags
+    if chosen.device == "cuda":
+        flags = ("--attention-backend", arguments.attention_backend, *flags)
+    return dataclasses.replace(
+        chosen,
+        model=arguments.model_path or chosen.model,
+        capacity=arguments.capacity or chosen.capacity,
+        flags=(*flags, *arguments.server_flag),
+    )
