@@ -111,7 +111,30 @@ TEST(GioLoadsFailures, DamageOnTheDriveMakesItBadAndTheObjectIsGone) {
   job = rig.job(others);
   EXPECT_EQ(rig.all(*job).good, 1u);
   rig.expect_pools(seeds(others));
+  // And it can be stored anew.
+  rig.put();
+  job = rig.job(files);
+  EXPECT_EQ(rig.all(*job).good, 1u);
+  rig.expect_pools(seeds(files));
   rig.expect_no_leases();
+}
+
+// The drive reads a part neither for the ring nor for the host.
+TEST(GioLoadsFailures, WhatCannotBeReadTwiceMakesItBad) {
+  LoadRig rig;
+  const auto where = tardis::testing::find_on_disk(rig.folder(), rig.key(kStored - 1));
+  std::filesystem::resize_file(where.file, where.payload_offset + kPart);  // layer 0 is left
+  const auto files = objects(kStored - 4, 4);
+  auto job = rig.job(files);
+  const tardis_load_result result = rig.all(*job);
+  EXPECT_EQ(result.good, 0u);
+  EXPECT_EQ(result.renew, 0u);
+  EXPECT_EQ(rig.board(*job).done(0), TARDIS_LOAD_GOOD);
+  EXPECT_EQ(rig.board(*job).repaired(1), TARDIS_LOAD_BAD);
+  EXPECT_EQ(rig.counters().failed_pages, 1u);
+  EXPECT_EQ(rig.counters().damaged_pages, 0u);
+  EXPECT_FALSE(rig.found(kStored - 1));
+  EXPECT_TRUE(rig.found(kStored - 2));
 }
 
 TEST(GioLoadsFailures, WhatOnlyARingCouldNotReadIsReadAgain) {

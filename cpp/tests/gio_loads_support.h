@@ -44,7 +44,10 @@ class LoadRig {
     open_store();
     open_session();
     open_loader();
-    for (AlignedBuffer& pool : pools_) pool = AlignedBuffer(std::size_t{kPoolPages + 2} * terms_.half);
+    for (std::uint32_t i = 0; i < kLayers * 2; ++i) {
+      pools_[i] = AlignedBuffer(std::size_t{kPoolPages + 2} * terms_.half);
+      layers_[i % 2][i / 2] = reinterpret_cast<std::uintptr_t>(pools_[i].data() + terms_.half);
+    }
     poison();
   }
   ~LoadRig() {
@@ -72,6 +75,11 @@ class LoadRig {
     tardis_loader_counters counters{};
     tardis_loader_get_counters(loader_, &counters);
     return counters;
+  }
+  // Stores what is not there.
+  void put() {
+    std::vector<std::uint8_t> ok(kStored);
+    ASSERT_TRUE(store().set(space_, keys_.data(), nullptr, memory_.pieces(), kStored, ok.data()));
   }
   void flip(std::uint32_t object, std::uint64_t byte) {
     const auto where = tardis::testing::find_on_disk(folder(), keys_[object]);
@@ -137,12 +145,7 @@ class LoadRig {
     job->what.ring = job->hashes.empty() ? nullptr : &job->ring;
     job->what.layers[0] = layers_[0];
     job->what.layers[1] = layers_[1];
-    for (int half = 0; half < 2; ++half) {
-      for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-        layers_[half][layer] = reinterpret_cast<std::uintptr_t>(pools_[layer * 2 + half].data() + terms_.half);
-      }
-      job->what.page_bytes[half] = terms_.half;
-    }
+    for (std::uint32_t& bytes : job->what.page_bytes) bytes = terms_.half;
     job->what.pool_page_count = kPoolPages;
     job->what.pinned_pages = static_cast<std::uint32_t>(job->pinned_ids.size());
     job->what.pinned_ids = job->pinned_ids.data();
@@ -223,10 +226,7 @@ class LoadRig {
       keys_.push_back(page_key(3, i));
       memory_.write(i, seed(i));
     }
-    std::vector<std::uint8_t> ok(kStored);
-    ASSERT_EQ(tardis_set(store_, space_, keys_.front().data(), nullptr, memory_.pieces(), kStored, ok.data(), &error),
-              TARDIS_OK)
-        << error;
+    put();
   }
   void open_session() {
     tardis_gio_options options{};

@@ -86,11 +86,11 @@ TARDIS_API void tardis_loader_get_counters(tardis_loader* loader, tardis_loader_
 
 typedef struct tardis_load tardis_load;
 
-/* Returns at once; no I/O by the caller. A thread of the loader takes the lease, reads and proves the digests, fills the
- * board, zeroed and at a multiple of 64, and says ready; then looks after layers that are told BAD: reads the failed
- * parts by the host, compares them, and answers. Objects that are gone or whose digests prove nothing make the whole
- * load BAD. `use_rings` 0: the queue pairs are of no use; every page is read by the host. TARDIS_BUSY: `loads` are
- * under way. */
+/* Returns at once; no I/O by the caller. A thread of the loader takes the lease, reads and proves the digests, fills
+ * the board, zeroed and at a multiple of 64, and says ready; then looks after layers that are told BAD: reads the
+ * failed parts by the host, compares them, and answers. Objects that are gone or whose digests prove nothing make the
+ * whole load BAD. `use_rings` 0: the queue pairs are of no use; every page is read by the host. TARDIS_BUSY: `loads`
+ * are under way. */
 TARDIS_API tardis_code tardis_load_begin(tardis_loader* loader, const uint8_t* hashes, uint32_t n, int use_rings,
                                          void* board, tardis_load** load, char** error);
 
