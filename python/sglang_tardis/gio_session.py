@@ -440,6 +440,11 @@ class GioSession:
         """How many queue pairs."""
         return self._options.queues
 
+    @property
+    def threads(self) -> int:
+        """Of the controller."""
+        return self._options.controller_threads
+
     def load_template(self, page_count: int) -> gio_abi.Layer:
         """What is the same for each layer of loads into pools of `page_count` pages (tardis/loads.h)."""
         template = gio_abi.Layer.from_buffer_copy(self._call)

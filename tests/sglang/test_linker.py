@@ -45,16 +45,16 @@ def test_pages_come_back_from_memory_from_files_and_after_a_restart(serve):
 
     server.forget_device()
     assert server.serve(tokens) == Served(0, 320, 0, True)
-    assert (server.linker.counts["pages_from_memory"], server.linker.counts["pages_from_files"]) == (20, 0)
+    assert (server.linker.state()["pages_from_memory"], server.linker.state()["pages_from_files"]) == (20, 0)
 
     server.forget_dram()
     assert server.serve(tokens) == Served(0, 320, 0, True)
-    assert server.linker.counts["pages_from_files"] == 20
+    assert server.linker.state()["pages_from_files"] == 20
     server.close()
 
     again = serve()
     assert again.serve(tokens + prompt(2, 3)) == Served(0, 320, 48, True)
-    assert again.linker.counts["pages_from_files"] == 20
+    assert again.linker.state()["pages_from_files"] == 20
 
 
 KINDS = {
@@ -73,7 +73,7 @@ def test_pools_of_each_kind(serve, kind):
     for forget in (server.forget_device, server.forget_dram):
         forget()
         assert server.serve(tokens) == Served(0, 144, 0, True)
-    assert (server.linker.counts["pages_from_memory"], server.linker.counts["pages_from_files"]) == (9, 9)
+    assert (server.linker.state()["pages_from_memory"], server.linker.state()["pages_from_files"]) == (9, 9)
 
 
 def test_a_prompt_partly_in_memory_and_partly_in_files(serve):
@@ -84,12 +84,12 @@ def test_a_prompt_partly_in_memory_and_partly_in_files(serve):
     server.forget_device()
     hashes = _hashes(tokens)
     namespace = server.linker._live.current()
-    assert server.linker._tier.erase(namespace.handle, np.ascontiguousarray(hashes[1::2])) == 6
+    assert server.linker._door.tier.erase(namespace.handle, np.ascontiguousarray(hashes[1::2])) == 6
     assert server.serve(tokens) == Served(0, 192, 0, True)
-    assert (server.linker.counts["pages_from_memory"], server.linker.counts["pages_from_files"]) == (6, 6)
+    assert (server.linker.state()["pages_from_memory"], server.linker.state()["pages_from_files"]) == (6, 6)
     server.forget_device()
     assert server.serve(tokens).loaded == 192
-    assert server.linker.counts["pages_from_memory"] == 18, "pages from files were not promoted where there was room"
+    assert server.linker.state()["pages_from_memory"] == 18, "pages from files were not promoted where there was room"
 
     server.forget_device()
     files = namespace._store.remove(hashes[3:5].tobytes().hex()[:64])  # one page is in memory alone
@@ -100,7 +100,7 @@ def test_a_prompt_partly_in_memory_and_partly_in_files(serve):
 def test_loads_of_more_pages_than_a_board_takes(serve, monkeypatch):
     tokens = prompt(5, 40)
     server = serve()
-    engine = server.linker._engine
+    engine = server.linker._door.engine
     monkeypatch.setattr(engine, "most_file_pages", 3)
     monkeypatch.setattr(engine, "most_pinned_pages", 2)
     server.serve(tokens)
@@ -132,22 +132,22 @@ def test_several_requests_in_a_batch_and_several_batches_at_once(serve):
     for index, _ in reversed(batches):
         assert server.linker.finish_layer_wise_loading(index)
         assert server.linker.is_finished(index)
-    assert server.linker._engine.under_way == 0
+    assert server.linker._door.engine.under_way == 0
 
 
 def test_what_the_tier_cannot_take_comes_from_files(serve):
     server = serve(extra={"dram": "64KiB"})  # two pages
-    assert server.linker._tier.slots == 2
+    assert server.linker._door.tier.slots == 2
     tokens = prompt(6, 10)
     assert server.serve(tokens).computed == 160
-    assert server.linker.counts["pages_dropped_no_room"] > 0
+    assert server.linker.state()["pages_dropped_no_room"] > 0
     before = 0
     for _ in range(9):  # the tree offers again what was not kept
         server.forget_device()
         served = server.serve(tokens)
         assert served.good and served.loaded >= before
         before = served.loaded
-    assert before == 160 and server.linker.counts["pages_from_files"] > 0
+    assert before == 160 and server.linker.state()["pages_from_files"] > 0
 
 
 def test_a_store_without_room_leaves_pages_in_memory(serve):
@@ -165,7 +165,7 @@ def test_a_store_without_room_leaves_pages_in_memory(serve):
 
 def test_what_waits_to_be_stored_is_bounded(serve, monkeypatch):
     server = serve(extra={"write_behind": "128KiB"})
-    behind = server.linker._write_behind
+    behind = server.linker._door.behind
     gate = threading.Event()
     namespace = server.linker._live.current()
     stored = type(namespace).set
@@ -173,7 +173,7 @@ def test_what_waits_to_be_stored_is_bounded(serve, monkeypatch):
     server.serve(prompt(1, 4))  # waits
     server.serve(prompt(2, 4))
     assert behind.waiting_bytes == 4 * server.linker._layout.object_bytes
-    assert server.linker.counts["pages_in_memory_only"] == 4
+    assert server.linker.state()["pages_in_memory_only"] == 4
     gate.set()
     server.forget_device()
     for seed in (1, 2):
@@ -237,7 +237,7 @@ def test_a_thousand_aborted_loads_leave_nothing_behind(serve):
     server.forget_device()
     linker, wrapper = server.linker, server.cache.linker
     hashes = _hashes(tokens)
-    linker._tier.erase(linker._live.current().handle, np.ascontiguousarray(hashes[5:]))
+    linker._door.tier.erase(linker._live.current().handle, np.ascontiguousarray(hashes[5:]))
     taken = server.allocator.alloc(128)
     threads = threading.active_count()
     for number in range(1000):
@@ -253,7 +253,7 @@ def test_a_thousand_aborted_loads_leave_nothing_behind(serve):
     assert linker.start_layer_wise_loading() == -1
     state = linker.state()
     assert state["dram_pinned"] == state["dram_reserved"] == state["loads_under_way"] == 0
-    assert len(linker._engine._free) == 8 and threading.active_count() == threads
+    assert len(linker._door.engine._free) == 8 and threading.active_count() == threads
     assert not wrapper.cache_linker._batches and not linker.layer_done_counter._sources
     server.check(taken, tokens)
     # A lease that was left would keep its slot from being used again.
@@ -439,7 +439,7 @@ def test_size_of_the_tier(serve):
     page = 4 * 2 * 16 * 2 * 64 * 2
     for extra, pages in (({"hicache_ratio": 0.5}, 64), ({"hicache_size": 0.01}, 10_000_000 // page)):
         server = serve(extra={"dram": "auto"} | extra, tokens=2048 - 16)
-        assert server.linker._tier.slots == pages
+        assert server.linker._door.tier.slots == pages
         server.close()
 
 
