@@ -195,7 +195,8 @@ class DirectDoor:
         tier = {f"dram_{name}": value for name, value in self.tier.counters().items()}
         loader = {f"loader_{name}": value for name, value in self.engine.counters().items()}
         behind = {f"write_{name}": value for name, value in self.behind.state().items()}
-        return {**self.counts, **tier, **loader, **behind, "loads_under_way": self.engine.under_way}
+        now = {"loads_under_way": self.engine.under_way, "renewals": self.engine.renewals}
+        return {**self.counts, **tier, **loader, **behind, **now}
 
     # ---- queries and loads
     def find_run(self, namespace: Namespace, hashes: HashArray) -> int:

@@ -24,7 +24,7 @@ from sglang_tardis.gio_session import GioSession
 from sglang_tardis.gpu_transfers import GpuTransfers
 from sglang_tardis.host_memory import HostMemory
 from sglang_tardis.kv_pools import KvPools
-from sglang_tardis.log import logger
+from sglang_tardis.log import RateLimitedLog, logger
 from sglang_tardis.store import HashArray, Namespace, Store
 
 __all__ = ["Load", "LoadEngine", "LoadPages"]
@@ -117,6 +117,7 @@ class LoadEngine:
     Attributes:
         most_file_pages, most_pinned_pages: of one load.
         sound: whether pages can be loaded from files now: not while queue pairs are made anew.
+        renewals: how often they were.
     """
 
     def __init__(
@@ -137,6 +138,8 @@ class LoadEngine:
         self._space = space
         self._renewal: threading.Thread | None = None
         self._needs_renewal = self._lost = False
+        self._log = RateLimitedLog()
+        self.renewals = 0
         part = -(-self._layout.layer_bytes // _PAGE_BYTES) * _PAGE_BYTES
         most = session.most_pages
         self.shape = loads_abi.LoadShape(
@@ -286,8 +289,9 @@ class LoadEngine:
         try:
             stream = torch.cuda.Stream(self._pools.device) if self._transfers is not None else None
             self._session.renew(stream)
+            self.renewals += 1
             self._needs_renewal = False
-            logger.warning("tardis: queue pairs that had failed were made anew")
+            self._log.warning("renew", "tardis: queue pairs that had failed were made anew")
         except Exception:
             self._lost = True
             logger.exception(

@@ -69,6 +69,7 @@ _LINKER_COUNTERS = {
     "tardis_direct_missing_pages": ("loader_missing", "Pages that were gone when their load began."),
     "tardis_direct_unproven_pages": ("loader_unproven", "Pages whose digests proved nothing."),
     "tardis_direct_repaired_parts": ("loader_repaired_parts", "Layers of pages that the host read again."),
+    "tardis_direct_renewals": ("renewals", "Times that queue pairs were made anew after a fault."),
     "tardis_direct_damaged_pages": ("loader_damaged_pages", "Pages whose bytes were wrong twice."),
     "tardis_direct_offloaded_pages": ("pages_offloaded", "Pages copied to the DRAM tier."),
     "tardis_direct_promoted_pages": ("pages_promoted", "Of them, pages that were stored already."),
