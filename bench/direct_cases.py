@@ -141,6 +141,7 @@ class Cases:
         """Hits of each length, `before` called ahead of each; the longest first, which pushes out the others."""
         found: dict[int, list[Outcome]] = {}
         equal: dict[int, list[bool]] = {}
+        counted = self.server.counters()
         for _ in range(self.profile.repetitions):
             for length in reversed(self.lengths):
                 request = self.prompt(length)
@@ -149,6 +150,7 @@ class Cases:
                 found.setdefault(length, []).append(outcome)
                 same = self.campaign.require_same(self.answer(request), outcome, f"{self.kind.name}, {state}, {length}")
                 equal.setdefault(length, []).append(same)
+        self.check_source(state, counted)
         for length in self.lengths:
             self.server.row(
                 state,
@@ -156,6 +158,20 @@ class Cases:
                 [outcome.ttft for outcome in found[length]],
                 self.limit(state, length),
                 equal=f"{sum(equal[length])}/{len(equal[length])}",
+            )
+
+    def check_source(self, state: str, counted: dict[str, float]) -> None:
+        """That the direct door's pages came from memory, or from files, since then. Its counters may lag a little."""
+        if self.kind.door != "direct":
+            return
+        time.sleep(0.3)
+        grown = self.server.grown(counted)
+        names = {"dram": "tardis_direct_memory_pages_total", "files": "tardis_direct_file_pages_total"}
+        right = grown.get(names.pop(state), 0.0)
+        wrong = sum(grown.get(name, 0.0) for name in names.values())
+        if wrong > 0.1 * right:
+            self.campaign.fail(
+                f"{self.kind.name}, {state}: {right:.0f} pages came from there, {wrong:.0f} from elsewhere"
             )
 
     def limit(self, state: str, length: int) -> float | None:
@@ -197,6 +213,7 @@ class Cases:
         """
         server, new = self.server, self.profile.new
         document = server.request(DOCUMENT, self.profile.prefixes[-1]).tokens
+        counted = server.counters()
         for prefix in self.profile.prefixes:
             times: dict[str, list[float]] = {state: [], "device": []}
             equal = []
@@ -231,6 +248,7 @@ class Cases:
                 on_device_ms=round(on_device * 1e3, 3),
                 equal_to_another_server=f"{sum(equal)}/{len(equal)}",
             )
+        self.check_source(state, counted)
 
     # ---- throughput ----
 
