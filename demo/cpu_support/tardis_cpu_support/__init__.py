@@ -7,7 +7,8 @@ that exist for accelerators only. This package replaces exactly those, inside th
 - rotary embedding: the plain torch implementation in place of one that imports an optional package;
 - host pool memory: the same mapping, but not registered with CUDA;
 - the copies between the device pool and the host pool (``sgl_kernel.kvcacheio``): torch functions with the same names
-  and arguments (see :mod:`tardis_cpu_support.kvcacheio`). The host pools' own dispatch code stays in use.
+  and arguments (see :mod:`tardis_cpu_support.kvcacheio`). The host pools' own dispatch code stays in use;
+- groups of ranks: without a NCCL communicator, so that gloo, which stands beside it, is used.
 
 SGLang loads it in every process it starts, through the ``sglang.srt.plugins`` entry point. It does nothing unless the
 environment asks for it:
@@ -44,6 +45,7 @@ def apply_cpu_support() -> None:
     _use_native_rotary_embedding()
     _allocate_host_pools_unregistered()
     _install_transfer_functions()
+    _join_ranks_by_gloo()
 
 
 def apply_seeded_weights() -> None:
@@ -83,3 +85,17 @@ def _install_transfer_functions() -> None:
         function = getattr(kvcacheio, name)
         setattr(mha, name, function)
         setattr(mla, name, function)
+
+
+def _join_ranks_by_gloo() -> None:
+    from sglang.srt.distributed import parallel_state
+
+    original = parallel_state.init_model_parallel_group
+    if getattr(original, "tardis_cpu_support", False):
+        return
+
+    def without_nccl(*args, **kwargs):
+        return original(*args, **{**kwargs, "use_pynccl": False})
+
+    without_nccl.tardis_cpu_support = True
+    parallel_state.init_model_parallel_group = without_nccl
