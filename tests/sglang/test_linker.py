@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_kv_host_pool
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
+from sglang_tardis import metrics
 from sglang_tardis.config import ConfigError
 from sglang_tardis.gio_abi import GioError
 from sglang_tardis.sglang import weight_updates
@@ -441,6 +442,16 @@ def test_size_of_the_tier(serve):
         server = serve(extra={"dram": "auto"} | extra, tokens=2048 - 16)
         assert server.linker._door.tier.slots == pages
         server.close()
+
+
+def test_every_metric_is_a_field_of_the_linker(serve):
+    server = serve()
+    server.serve(prompt(1, 4))
+    server.forget_dram()
+    server.serve(prompt(1, 4))
+    rare = {"failed_loads"}
+    fields = {field for field, _ in (*metrics._LINKER_COUNTERS.values(), *metrics._LINKER_GAUGES.values())}
+    assert fields - rare <= set(server.linker.state())
 
 
 def test_start_says_the_truth(serve, caplog):

@@ -93,3 +93,23 @@ def test_every_metric_is_a_field_of_the_store(tmp_path):
         store.close()
     assert {field for field, _ in (*_GAUGES.values(), *_COUNTERS.values())} <= fields
     assert {"engine", "direct_io", "filesystem", "reason"} <= set(report)
+
+
+def test_metrics_of_the_direct_door(tmp_path):
+    page = run(
+        """
+        from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+        from sglang_tardis.metrics import LinkerMetrics
+        metrics = LinkerMetrics()
+        state = dict(loads=2, pages_from_memory=3, loader_missing=5, dram_slots=7)
+        metrics.update(state, 1000)
+        metrics.update(state | dict(pages_from_memory=4, loader_missing=1), 1000)  # the loader was opened anew
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        print(generate_latest(registry).decode())
+        """,
+        tmp_path,
+    ).splitlines()
+    assert 'tardis_direct_bytes_total{source="memory"} 4000.0' in page
+    for line in ("loads_total 2.0", "memory_pages_total 4.0", "missing_pages_total 6.0", "dram_slots 7.0"):
+        assert f"tardis_direct_{line}" in page, line
