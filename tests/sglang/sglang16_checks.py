@@ -83,6 +83,20 @@ def check_command_line():
         raise AssertionError("an unknown backend was accepted")
 
 
+def check_direct_mode_is_refused():
+    from sglang.srt.server_args import ServerArgs
+
+    arguments = object.__new__(ServerArgs)
+    arguments.enable_hierarchical_cache, arguments.hicache_storage_backend = True, "tardis"
+    arguments.hicache_storage_backend_extra_config = '{"mode": "direct"}'
+    try:
+        arguments._handle_hicache()
+    except ValueError as error:
+        assert "0.5.16" in str(error) and "Use 0.5.23" in str(error), error
+    else:
+        raise AssertionError("mode direct was taken without a linker")
+
+
 def tokens(seed, pages):
     return np.random.default_rng(seed).integers(3, 1000, pages * PAGE).tolist()
 

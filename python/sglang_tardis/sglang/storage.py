@@ -31,7 +31,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang_tardis.bridge.keys import block_hash, block_hashes
 from sglang_tardis.bridge.namespace import NamespaceIdentity
 from sglang_tardis.bridge.pieces import PieceMap
-from sglang_tardis.config import load_config
+from sglang_tardis.config import ConfigError, load_config
 from sglang_tardis.log import FolderLog, RateLimitedLog, logger
 from sglang_tardis.metrics import StoreMetrics
 from sglang_tardis.sglang import seams, weight_updates
@@ -94,6 +94,12 @@ class TardisStorage(HiCacheStorage):
             with together(self._controller):
                 self._settings = ServerSettings()
                 self._config = load_config(storage_config.extra_config)
+                if self._config.mode == "direct":
+                    raise ConfigError(
+                        "setting 'mode' = \"direct\": it is chosen when the server starts, with "
+                        '--hicache-storage-backend tardis; expected "host" for a storage that is attached later, or '
+                        "through 'dynamic'"
+                    )
                 refuse_unsupported(storage_config, self._settings)
                 seams.install_late()
                 seams.require("weight updates", "extra keys")

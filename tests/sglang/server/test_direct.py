@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mode direct on a real server: pages come from DRAM and from files, damaged ones are computed, aborts leave nothing."""
+"""Mode direct on a real server: pages from DRAM and from files, damaged ones are computed, aborts leave nothing."""
 
 from __future__ import annotations
 
@@ -111,21 +111,16 @@ def test_pages_come_back_from_dram(direct):
 
 
 def test_a_load_before_chunks(direct):
-    ids = direct.prompts[1] + text(80)[:LONG]
-    direct.again(direct.prompts[1])
-    device = direct.server.generate(ids)
-    assert device.cached == {"device": TOKENS, "host": 0, "storage": 0}
-    loaded = direct.again(direct.prompts[1] + text(80)[:LONG])
-    assert loaded.cached["device"] == 0 and loaded.cached["host"] >= TOKENS
-    direct.server.flush_cache()
-    # The longer prompt's own pages were stored as well; another rest makes the load end where the prompt does.
-    other = direct.prompts[1] + text(81)[:LONG]
-    loaded = direct.server.generate(other)
+    """What is loaded stays out of the tree until it is confirmed, while the next chunk is on its way already."""
+    ids = direct.prompts[1] + text(81)[:LONG]
+    loaded = direct.again(ids)
     assert loaded.cached == {"device": 0, "host": TOKENS, "storage": 0}
-    direct.server.flush_cache()
-    direct.server.generate(direct.prompts[1] + text(82)[: 2 * PAGE])
-    again = direct.server.generate(other)
-    assert loaded.same_first_token(again) or again.cached["device"] == TOKENS
+    # The same with the prompt on the device. The rest is stored by now; with one of its pages damaged it is computed.
+    direct.again(direct.prompts[1])
+    direct.damage(ids, TOKENS // PAGE + 1)
+    device, failed = direct.counted(lambda: direct.server.generate(ids), FAILED)
+    assert failed == 1 and device.cached == {"device": TOKENS, "host": 0, "storage": 0}
+    assert loaded.same_first_token(device) and loaded.tokens == device.tokens
 
 
 @pytest.mark.parametrize("rest", [0, LONG], ids=["whole", "chunks"])
@@ -134,7 +129,6 @@ def test_damaged_page_is_computed_and_nothing_of_it_stays(direct, rest):
     hit = (len(ids) - 1) // PAGE * PAGE
     cold = direct.again(ids)
     direct.server.flush_cache()
-    device = None
     assert direct.server.generate(ids).cached["host"] == hit
     device = direct.server.generate(ids)
     assert device.cached["device"] == hit
@@ -152,19 +146,20 @@ def test_damaged_page_is_computed_and_nothing_of_it_stays(direct, rest):
 
 def test_damage_beside_requests_that_run(direct):
     """Some of the requests of a step fail: each gets all its tokens, and those that a computed one gives."""
+    prompts = [text(seed) for seed in range(120, 124)]
+    cold = [direct.server.generate(ids, new_tokens=8) for ids in prompts]
     direct.server.flush_cache()
-    for ids in direct.prompts[:2]:
+    for ids in prompts[:2]:
         direct.damage(ids)
     before = direct.server.metrics()[FAILED]
-    with ThreadPoolExecutor(len(direct.prompts)) as pool:
-        answers = list(pool.map(lambda ids: direct.server.generate(ids, new_tokens=8), direct.prompts))
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda ids: direct.server.generate(ids, new_tokens=8), prompts))
     direct.server.wait_until(lambda now: now[FAILED] > before, FAILED)
-    for answer, cold, device in zip(answers, direct.cold, direct.device, strict=True):
+    for answer, alone in zip(answers, cold, strict=True):
         assert len(answer.tokens) == 8
-        assert answer.first_token in (cold.first_token, device.first_token)
-        assert abs(answer.logprobs[0][0] - cold.logprobs[0][0]) < 0.1
-    for ids, device in zip(direct.prompts, direct.device, strict=True):
-        assert direct.again(ids).same_first_token(device) or direct.again(ids).cached == LOADED
+        assert answer.first_token == alone.first_token
+        # Batches of another shape round otherwise; a page with its signs flipped is far off.
+        assert abs(answer.logprobs[0][0] - alone.logprobs[0][0]) < 0.1
 
 
 def _abandoned(server: Server, ids: list[int], rid: str, seconds: float) -> None:
