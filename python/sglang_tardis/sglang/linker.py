@@ -104,6 +104,7 @@ class TardisLinker(UnifiedCacheLinker):
         storage = device_pool.storage_config(pool, params, settings, extra)
         refuse_unsupported(storage, settings)
         self._rank = rank_of(storage)
+        self._alone = max(storage.tp_size, storage.attn_cp_size) == 1  # nobody else answers for the same request
         self._pools = KvPools.of(pool)
         self._layout = device_pool.page_layout(self._pools)
         self.page_size = self._pools.page_tokens
@@ -252,13 +253,17 @@ class TardisLinker(UnifiedCacheLinker):
     # ---- queries ---------------------------------------------------------------------------------------------------
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """Every number of leading pages that can be restored, from the tier and the store together. No I/O."""
+        """Every number of leading pages that can be restored, from the tier and the store together; where no other rank
+        answers, the largest alone. No I/O.
+        """
         try:
             namespace = None if self._closed or rid in self._refused else self._live.current()
             keys = _kv(transfers).keys
             if namespace is None or not keys:
                 return []
-            return list(range(1, self._door.find_run(namespace, block_hashes(keys)) + 1))
+            run = self._door.find_run(namespace, block_hashes(keys))
+            # SGLang takes the longest that all ranks name, and spends 2 us on each that one names.
+            return list(range(run if self._alone else 1, run + 1)) if run else []
         except Exception:
             self._failed("lookup")
             return []
