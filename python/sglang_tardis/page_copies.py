@@ -95,13 +95,22 @@ class _GpuCopy:
 
     def __init__(self, event: torch.cuda.Event, errors: np.ndarray, ring_begin: int, keep: object) -> None:
         self.event, self._errors, self.ring_begin, self._keep = event, errors, ring_begin, keep
+        self._good: bool | None = None
 
     def is_done(self) -> bool:
         return self.event.query()
 
     def wait(self) -> bool:
         self.event.synchronize()
-        return int(self._errors[0]) == 0  # ids outside of the pools
+        if self._good is None:
+            self._good = int(self._errors[0]) == 0  # else ids outside of the pools
+            self._keep = None
+        return self._good
+
+    @property
+    def over(self) -> bool:
+        """Nobody looks at its words of the ring any more."""
+        return self._good is not None
 
 
 class GpuPageCopies:
@@ -121,7 +130,7 @@ class GpuPageCopies:
 
     def begin(self, ids: torch.Tensor, addresses: npt.NDArray[np.uint64], ready: list[torch.cuda.Event]) -> Copy | None:
         """See `PageCopies`."""
-        while self._begun and self._begun[0].is_done():
+        while self._begun and self._begun[0].over:
             self._begun.popleft()
         n = len(addresses)
         at = self._end % _RING_WORDS
