@@ -104,21 +104,25 @@ class Rig:
         first = torch.tensor(places, dtype=torch.int64, device=self.device)[:, None] * TOKENS
         return (first + torch.arange(TOKENS, device=self.device)).reshape(-1)
 
-    def offload(self, hashes: np.ndarray, places: list[int]) -> None:
+    def slots(self, places: list[int] | torch.Tensor) -> torch.Tensor:
+        """Token slots of pages, or those that were made before."""
+        return places if isinstance(places, torch.Tensor) else self.indices(places)
+
+    def offload(self, hashes: np.ndarray, places: list[int] | torch.Tensor) -> None:
         def ready() -> list[torch.cuda.Event]:
             event = torch.cuda.Event()
             event.record()
             return [event]
 
-        self.door.offload(self.namespace, hashes, self.indices(places), ready)
+        self.door.offload(self.namespace, hashes, self.slots(places), ready)
 
     def settle(self) -> list[bool]:
         """Wait until every offload is copied; their results."""
         self.door.behind.drain()
         return [self.door.behind.pop() for _ in range(self.door.behind.num_completed())]
 
-    def load(self, hashes: np.ndarray, places: list[int]) -> LoadBatch:
-        queued = self.door.queue(self.namespace, hashes, self.indices(places))
+    def load(self, hashes: np.ndarray, places: list[int] | torch.Tensor) -> LoadBatch:
+        queued = self.door.queue(self.namespace, hashes, self.slots(places))
         return self.door.start(self.namespace, [queued])
 
     def read(self, batch: LoadBatch, places: list[int]) -> list[list[torch.Tensor]]:
@@ -367,11 +371,12 @@ def timing(outcome: Outcome, root: pathlib.Path, quick: bool) -> None:
     rig.fill(most)
     for pages in (1, 64, most):
         gbytes = pages * rig.layout.object_bytes / 1e9
+        slots = rig.indices(list(range(pages)))
         rig.door.tier.clear()
         rig.store.clear()
         rig.synchronize()
         start = time.perf_counter()
-        rig.offload(np.ascontiguousarray(hashes[:pages]), list(range(pages)))
+        rig.offload(np.ascontiguousarray(hashes[:pages]), slots)
         called = time.perf_counter()
         while rig.door.behind.num_completed() == 0:
             time.sleep(1e-4)
@@ -387,7 +392,7 @@ def timing(outcome: Outcome, root: pathlib.Path, quick: bool) -> None:
                     rig.door.tier.clear()
                 rig.synchronize()
                 start = time.perf_counter()
-                batch = rig.load(np.ascontiguousarray(hashes[:pages]), list(range(pages)))
+                batch = rig.load(np.ascontiguousarray(hashes[:pages]), slots)
                 host.append(time.perf_counter() - start)
                 batch.loads[0].wait_layer(0)
                 torch.cuda.current_stream().synchronize()

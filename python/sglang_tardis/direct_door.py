@@ -171,6 +171,17 @@ class DirectDoor:
         most = options.write_behind or self.tier.memory.size // 2
         self.behind = WriteBehind(self.tier, np.array(offsets, np.uint64), max(most, layout.object_bytes))
         self._steps.append(self.behind.close)
+        if self.on_gpu:
+            with torch.cuda.device(pools.device):
+                self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Load the kernels of torch that calls use: the first use of each would cost the scheduler tens of ms."""
+        indices = torch.arange(4 * self.page_tokens, device=self._pools.device)
+        ids = self._page_ids(torch.cat([indices[: self.page_tokens], indices[self.page_tokens :]]))
+        _take(ids, np.array([0, 2]))
+        torch.cuda.Event(blocking=True).record()
+        torch.cuda.current_stream(self._pools.device).synchronize()
 
     def current_stream(self) -> int:
         """The cudaStream_t that waits of this thread are enqueued on; 0 on the CPU."""
