@@ -158,8 +158,9 @@ def test_damage_beside_requests_that_run(direct):
     for answer, alone in zip(answers, cold, strict=True):
         assert len(answer.tokens) == 8
         assert answer.first_token == alone.first_token
-        # Batches of another shape round otherwise; a page with its signs flipped is far off.
-        assert abs(answer.logprobs[0][0] - alone.logprobs[0][0]) < 0.1
+        # Batches of another shape round otherwise, by 0.02; a page with its signs flipped makes 0.3 and more.
+        apart = max(abs(one[0] - other[0]) for one, other in zip(answer.logprobs, alone.logprobs, strict=True))
+        assert apart < 0.1
 
 
 def _abandoned(server: Server, ids: list[int], rid: str, seconds: float) -> None:
