@@ -4,10 +4,15 @@
 First tardis_gpu_load_check, whose failures are the first row: loads from pinned memory, from a live store's files and
 from both, every word of the pools compared. Then tardis_gpu_load_bench, a row for each line:
 
-copy engine, mover      the limits of the link in the same run, one run of bytes
+copy engine, mover      the limits of the link in the same run, one run of bytes; and half of it by each at once
 load from ...           from the call to behind the last layer and the first one; how long the call itself took; with
                         files, how long until the loader had looked up the objects and proven their digests
+pread                   of the same files by threads of the host alone
+... threads and queues  files with other numbers of controller threads and of commands in flight; also while other
+                        threads keep cores busy
 offload                 by 1, 2 and 4 CTAs
+beside a forward        a load while a stream waits for each layer, then does what a model does for a hit but for 64
+                        tokens; when that has ended
 beside kernels          a load while kernels fill every SM, on a stream of the highest priority and of theirs; how much
                         of the load's time the kernels lose
 

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times of loads and offloads of whole pages, all layers in one call; prints one JSON object for each. From pinned
 // memory, and from a store's files in a tmpfs, of which the software controller's threads serve every command.
-// Arguments: a folder for the store (/dev/shm), pages (512), repetitions (9), controller threads (12). Exit status 0;
-// 1: a CUDA error, or a page that is not what was asked for; 77: no GPU here.
+// Arguments: a folder for the store (/dev/shm), pages (512), repetitions (9), controller threads (12), parts (lpbwfso:
+// limits, pinned memory, beside kernels, beside a forward that waits, files, other queue pairs, offloads). Exit status
+// 0; 1: a CUDA error, or a page that is not what was asked for; 77: no GPU here.
+#include <atomic>
 #include <functional>
 #include <numeric>
 #include <set>
 #include <tuple>
 
 #include "gpu_gstore_measure.cuh"
+#include "gpu_load_forward.cuh"
 #include "gpu_load_rig.cuh"
 
 namespace tardis::gstore::testing {
@@ -17,19 +20,30 @@ namespace {
 using gio::testing::wait_for;
 
 // What a matrix product is to a mover: blocks that fill an SM each, about ten times as many as there are SMs.
-constexpr unsigned kBusyBlocks = 1320, kBusyThreads = 256, kBusyShared = 160 << 10;
-__global__ void __launch_bounds__(kBusyThreads) busy(float* out, int rounds) {
-  extern __shared__ float shared[];
-  float a = static_cast<float>(threadIdx.x), b = 1.0001f, c = 0.5f, d = 0.25f;
-  shared[threadIdx.x] = a;
-  for (int i = 0; i < rounds; ++i) {
-    a = a * b + c;
-    c = c * b + d;
-    d = d * b + a;
-    a += shared[(threadIdx.x + i) % kBusyThreads];
+constexpr unsigned kBusyBlocks = 1320, kBusyShared = 160 << 10;
+
+// Threads that do nothing, without a pause.
+class BusyHost {
+ public:
+  explicit BusyHost(unsigned threads) {
+    for (unsigned i = 0; i < threads; ++i) {
+      threads_.emplace_back([this] {
+        while (!stop_.load(std::memory_order_relaxed)) {
+        }
+      });
+    }
   }
-  if (a == 12345.0f) *out = a + c + d;
-}
+  ~BusyHost() {
+    stop_.store(true);
+    for (std::thread& thread : threads_) thread.join();
+  }
+  BusyHost(const BusyHost&) = delete;
+  BusyHost& operator=(const BusyHost&) = delete;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
 
 class Stream {
  public:
@@ -71,7 +85,7 @@ class LoadBench {
     std::iota(page_order_.begin(), page_order_.end(), 0u);
     check(cudaEventCreate(&begin_), "cudaEventCreate");
     check(cudaEventCreate(&end_), "cudaEventCreate");
-    check(cudaFuncSetAttribute(busy, cudaFuncAttributeMaxDynamicSharedMemorySize, kBusyShared), "busy");
+    check(cudaFuncSetAttribute(product, cudaFuncAttributeMaxDynamicSharedMemorySize, kProductShared), "product");
     fill_pinned();
     text_ = std::to_string(shape_.bytes() >> 10) + " KiB in " + std::to_string(shape_.layers) + " layers";
   }
@@ -84,6 +98,7 @@ class LoadBench {
     row("copy engine, pinned to HBM", "limit", text_, copy_in_, "GB/s");
     mover_in_ = rate(bytes, [&] { move(rig_.pinned_address(0), address(rig_.pools.memory()), bytes); });
     row("mover, one run of bytes, 2 CTAs, in", "limit", text_, mover_in_, "GB/s", copy_in_);
+    both_in(bytes);
     copy_out_ = rate(bytes, [&] {
       check(cudaMemcpyAsync(rig_.pinned.get(), rig_.pools.memory(), bytes, cudaMemcpyDeviceToHost, high_), "copy");
     });
@@ -102,12 +117,7 @@ class LoadBench {
   }
   void from_files() {
     if (rig_.store == nullptr) return;
-    const std::uint64_t window = rig_.options.queues * std::uint64_t{rig_.options.entries} * shape_.layer_bytes();
-    const double files = rig_.store->read_rate(std::thread::hardware_concurrency(), rig_.pinned.get(), window,
-                                               shape_.bytes() * rig_.options.stored, shape_.layer_bytes()) *
-                         1e-9;
-    fill_pinned();  // which was read into
-    row("pread by a thread for each core", "limit", text_, files, "GB/s");
+    const double files = pread_rates();
     for (const std::uint32_t n : sizes()) {
       if (n > rig_.options.stored) continue;
       rows("load from files", n, std::min(files, mover_in_), [&] { return load(0, n, 2, high_); });
@@ -169,7 +179,111 @@ class LoadBench {
     in_flight_ = 0;
   }
 
+  // A forward that waits for each layer, beside the load; alone, all pages are there.
+  void beside_forward() {
+    const Forward forward(rig_.pools, 80, low_);
+    for (const std::uint32_t n : sizes()) {
+      const std::string size = std::to_string(n) + " x " + text_;
+      const double alone = median_of([&] {
+        Timer timer(low_);
+        return timer.seconds([&] { run(forward, n, nullptr); });
+      });
+      row("forward", "nobody beside", size, alone * 1e3, "ms");
+      for (const std::uint32_t ctas : {2u, 4u}) forward_rows(forward, n, 0, ctas);
+      if (n <= rig_.options.stored) forward_rows(forward, 0, n, 2);
+    }
+  }
+
+  // Other numbers of controller threads, and of commands in flight; also where others keep cores busy.
+  void sessions() {
+    if (rig_.store == nullptr) return;
+    for (const std::uint32_t megabytes : {8u, 16u, 32u, 64u, 128u}) session_row(8, megabytes, 0);
+    for (const std::uint32_t megabytes : {16u, 32u, 64u}) session_row(10, megabytes, 0);
+    for (const std::uint32_t megabytes : {8u, 16u, 32u, 64u}) session_row(12, megabytes, 0);
+    for (const std::uint32_t threads : {8u, 10u, 12u}) session_row(threads, 32, 3);
+  }
+
  private:
+  // The copy engine and a mover at once, half of the bytes each: whether the link has more than either takes.
+  void both_in(std::uint64_t bytes) {
+    const std::uint64_t half = bytes / 2 >> 12 << 12;
+    const double both = rate(bytes, [&] {
+      check(cudaEventRecord(end_, high_), "cudaEventRecord");
+      check(cudaStreamWaitEvent(low_, end_), "cudaStreamWaitEvent");
+      check(cudaMemcpyAsync(rig_.pools.memory(), rig_.pinned.get(), half, cudaMemcpyHostToDevice, low_), "copy");
+      move(rig_.pinned_address(0) + half, address(rig_.pools.memory()) + half, bytes - half);
+      check(cudaEventRecord(end_, low_), "cudaEventRecord");
+      check(cudaStreamWaitEvent(high_, end_), "cudaStreamWaitEvent");
+    });
+    row("copy engine and mover at once, in", "limit", text_, both, "GB/s", copy_in_);
+  }
+  // By preads of the host alone, while no controller's threads look for doorbells.
+  double pread_rates() {
+    const LoadRigOptions o = rig_.options;
+    const std::uint64_t window = std::uint64_t{o.queues} * o.commands * o.command_bytes;
+    rig_.close_session();
+    double most = 0;
+    for (const unsigned threads : {o.controller_threads, std::thread::hardware_concurrency()}) {
+      const double files =
+          rig_.store->read_rate(threads, rig_.pinned.get(), window, shape_.bytes() * o.stored, o.command_bytes) * 1e-9;
+      row("pread, nobody beside", (std::to_string(threads) + " threads").c_str(), text_, files, "GB/s");
+      most = std::max(most, files);
+    }
+    rig_.use_session(o.controller_threads, o.queues, o.commands);
+    fill_pinned();  // which was read into
+    return most;
+  }
+  void session_row(std::uint32_t threads, std::uint32_t megabytes, unsigned busy) {
+    const std::uint32_t n = std::min(most_, rig_.options.stored);
+    const std::uint32_t commands =
+        std::max(1u, (megabytes << 20) / static_cast<std::uint32_t>(shape_.layer_bytes()) / threads);
+    rig_.use_session(threads, threads, commands);
+    const BusyHost others(busy);
+    std::vector<double> all, first, ready;
+    constexpr int kTimes = 5;
+    for (int i = 0; i <= kTimes; ++i) {
+      const Times times = load(0, n, 2, high_);
+      if (i == 0) continue;
+      all.push_back(times.all);
+      first.push_back(times.first);
+      ready.push_back(times.ready);
+    }
+    const std::string name = std::to_string(threads) + " threads and queues, " + std::to_string(commands) +
+                             " commands of each" + (busy == 0 ? "" : ", " + std::to_string(busy) + " cores kept busy");
+    const std::string size = std::to_string(n) + " x " + text_;
+    row("load from files", name.c_str(), size, gb(n) / median(all), "GB/s", mover_in_, quantile(all, 0.99) * 1e3);
+    row("its first layer", name.c_str(), size, median(first) * 1e6, "us");
+    row("loader ready", name.c_str(), size, median(ready) * 1e6, "us");
+  }
+  void run(const Forward& forward, std::uint32_t pages, const std::vector<cudaEvent_t>* events) {
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      if (events != nullptr) check(cudaStreamWaitEvent(forward.stream(), (*events)[layer]), "cudaStreamWaitEvent");
+      forward.layer(layer, pages);
+    }
+  }
+  void forward_rows(const Forward& forward, std::uint32_t pinned, std::uint32_t files, std::uint32_t ctas) {
+    const std::uint32_t n = pinned + files;
+    const std::string size = std::to_string(n) + " x " + text_,
+                      system = files != 0 ? std::string("files") : "pinned memory, " + std::to_string(ctas) + " CTAs";
+    std::vector<double> alone, loads, ends;
+    for (int i = 0; i <= repetitions_; ++i) {
+      const double one = load(pinned, files, ctas, high_).all;
+      meanwhile_ = [&] {
+        run(forward, n, &rig_.events);
+        check(cudaEventRecord(end_, forward.stream()), "cudaEventRecord");
+      };
+      const double beside = load(pinned, files, ctas, high_).all;
+      meanwhile_ = nullptr;
+      wait_for(forward.stream(), "forward");
+      if (i == 0) continue;
+      alone.push_back(one);
+      loads.push_back(beside);
+      ends.push_back(since_begin(end_));
+    }
+    row("load, nobody beside", system.c_str(), size, median(alone) * 1e3, "ms");
+    row("load beside a forward that waits", system.c_str(), size, median(loads) * 1e3, "ms", median(alone) * 1e3);
+    row("that forward's end", system.c_str(), size, median(ends) * 1e3, "ms", median(alone) * 1e3);
+  }
   void fill_pinned() {
     fill_objects<<<256, 256, 0, high_>>>(reinterpret_cast<unsigned long long*>(rig_.pinned.get()), rig_.options.pinned,
                                          shape_.bytes() / 8, LoadRig::kPinnedNumbers);
@@ -209,7 +323,8 @@ class LoadBench {
   void rows(const std::string& name, std::uint32_t n, double limit, const std::function<Times()>& one,
             int repetitions = 0) {
     std::vector<double> all, first, host, ready;
-    for (int i = 0; i <= (repetitions == 0 ? repetitions_ : repetitions); ++i) {
+    if (repetitions == 0) repetitions = repetitions_;
+    for (int i = 0; i <= repetitions; ++i) {
       const Times times = one();
       if (i == 0) continue;  // with the comparison of what landed
       all.push_back(times.all);
@@ -223,7 +338,7 @@ class LoadBench {
     row(name.c_str(), "first layer", size, median(first) * 1e6, "us");
     host.clear();
     plain_ = true;
-    for (int i = 0; i < repetitions_; ++i) host.push_back(one().host);
+    for (int i = 0; i < repetitions; ++i) host.push_back(one().host);
     plain_ = false;
     row(name.c_str(), "call of the host", size, median(host) * 1e6, "us");
     if (median(ready) > 0) row(name.c_str(), "loader ready", size, median(ready) * 1e6, "us");
@@ -264,6 +379,7 @@ class LoadBench {
     const auto start = Clock::now();
     check(tardis_gpu_load_enqueue(&load, stream), "tardis_gpu_load_enqueue");
     times.host = since(start);
+    if (meanwhile_) meanwhile_();
     if (loading != nullptr) {
       while (__atomic_load_n(&rig_.board()->ready, __ATOMIC_ACQUIRE) == TARDIS_LOAD_PENDING) {
       }
@@ -322,7 +438,7 @@ class LoadBench {
     check(cudaEventCreate(&to), "cudaEventCreate");
     check(cudaEventRecord(from, stream), "cudaEventRecord");
     for (int i = 0; i < kernels; ++i) {
-      busy<<<kBusyBlocks, kBusyThreads, kBusyShared, stream>>>(reinterpret_cast<float*>(wrong_.get()), rounds);
+      product<<<kBusyBlocks, kProductThreads, kBusyShared, stream>>>(reinterpret_cast<float*>(wrong_.get()), rounds);
     }
     check(cudaEventRecord(to, stream), "cudaEventRecord");
     if (meanwhile) meanwhile();
@@ -359,6 +475,7 @@ class LoadBench {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   std::vector<cudaEvent_t> plain_events_;  // as a server has them, without times
   bool plain_ = false;
+  std::function<void()> meanwhile_;  // what the host does behind the call
   std::uint32_t in_flight_ = 0;
   Stream high_{true}, low_{false};
 };
@@ -374,16 +491,21 @@ int main(int argc, char** argv) {
   const auto pages = argc > 2 ? static_cast<std::uint32_t>(std::atoi(argv[2])) : 512;
   const int repetitions = argc > 3 ? std::atoi(argv[3]) : 9;
   options.controller_threads = argc > 4 ? static_cast<std::uint32_t>(std::atoi(argv[4])) : 12;
-  options.queues = options.controller_threads;
   options.shape = {32, 2, 128 << 10};  // Llama-3.1-8B, 64 tokens
+  options.queues = options.controller_threads;
+  options.commands = (32u << 20) / options.command_bytes / options.queues;  // as servers have them
   options.stored = options.pinned = options.most_pages = pages;
   options.pool_pages = 2 * pages;
+  const std::string parts = argc > 5 ? argv[5] : "lpbwfso";
+  const auto wanted = [&](char part) { return parts.find(part) != std::string::npos; };
   LoadBench bench(options, repetitions);
-  bench.limits();
-  bench.from_pinned();
-  bench.beside_compute();
-  bench.from_files();
-  bench.offloads();  // last: objects in pinned memory are not what they were
+  if (wanted('l')) bench.limits();
+  if (wanted('p')) bench.from_pinned();
+  if (wanted('b')) bench.beside_compute();
+  if (wanted('w')) bench.beside_forward();
+  if (wanted('f')) bench.from_files();
+  if (wanted('s')) bench.sessions();
+  if (wanted('o')) bench.offloads();  // last: objects in pinned memory are not what they were
   if (failures != 0) std::fprintf(stderr, "%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -29,6 +29,7 @@ struct LoadRigOptions {
   std::uint32_t most_pages = 48;  // of a load, of each kind
   std::uint32_t command_bytes = 256 << 10;
   std::uint32_t queues = 4, entries = 64, controller_threads = 4, ctas = 2, ring_ctas = 4;
+  std::uint32_t commands = 0;  // in flight, of a queue; 0: entries - 1
   std::uint64_t deadline_ns = 10'000'000'000;
 };
 
@@ -102,10 +103,16 @@ class LoadRig {
     for (std::uint32_t i = 0; i < o.most_pages; ++i) numbers[i] = i;
     check(cudaMemcpy(slots.get(), numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice), "slots");
     for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "cudaEventCreate");
-    open_files();
+    open_board();
+    if (o.stored == 0) return;
+    store = RestoreStore::open(o.parent, o.shape, o.stored + 8);
+    std::vector<std::uint64_t> stored(o.stored);
+    for (std::uint32_t i = 0; i < o.stored; ++i) stored[i] = i;
+    store->set(stored);
+    open_session();
   }
   ~LoadRig() {
-    if (loader != nullptr) tardis_loader_close(loader);
+    close_session();
     for (cudaEvent_t event : events) cudaEventDestroy(event);
   }
   LoadRig(const LoadRig&) = delete;
@@ -151,7 +158,23 @@ class LoadRig {
     point_ring();
   }
 
-  const LoadRigOptions options;
+  void close_session() {
+    if (loader != nullptr) tardis_loader_close(loader);
+    loader = nullptr;
+    gpu.reset();
+  }
+  // With other queue pairs over the same store. No load is under way.
+  void use_session(std::uint32_t threads, std::uint32_t queues, std::uint32_t commands) {
+    close_session();
+    options.controller_threads = threads;
+    options.queues = queues;
+    options.commands = commands;
+    while (options.entries <= commands) options.entries *= 2;
+    open_board();
+    open_session();
+  }
+
+  LoadRigOptions options;               // changed by use_session() only
   std::unique_ptr<RestoreStore> store;  // outlives the session
   Pools pools;
   TransferWork work;
@@ -195,7 +218,7 @@ class LoadRig {
   }
 
  private:
-  void open_files() {
+  void open_board() {
     const LoadRigOptions& o = options;
     shape.layers = o.shape.layers;
     shape.chunks = o.shape.layer_digests();
@@ -205,17 +228,16 @@ class LoadRig {
     shape.rings = o.queues;
     need(tardis_load_board_layout_of(&shape, &layout, &error_), "tardis_load_board_layout_of");
     board_memory = mapped_array<std::uint8_t>(layout.bytes);
-    if (o.stored == 0) return;
-    store = RestoreStore::open(o.parent, o.shape, o.stored + 8);
-    std::vector<std::uint64_t> numbers(o.stored);
-    for (std::uint32_t i = 0; i < o.stored; ++i) numbers[i] = i;
-    store->set(numbers);
+  }
+  void open_session() {
+    const LoadRigOptions& o = options;
     gio::testing::GpuRigOptions session;
     session.store = store->store();
     session.block_shift = 12;
     session.controller_threads = o.controller_threads;
     session.queues = o.queues;
     session.entries = o.entries;
+    session.commands = o.commands;
     session.slot_bytes = o.command_bytes;
     session.ctas = o.ring_ctas;
     gpu = std::make_unique<gio::testing::GpuRig>(session);
