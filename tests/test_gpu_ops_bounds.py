@@ -36,12 +36,29 @@ def ids(*numbers):
         {"threads": WRAPPED + 1},
         {"slot_bytes": WRAPPED + 8192},
         {"slot_bytes": -4096},
+        {"bounce_bytes": -1},
     ],
     ids=lambda options: str(*options.items()),
 )
 def test_options_that_would_wrap_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         GioSession(LAYOUT, **{"bytes": 1 << 20, **options}).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "commands"),
+    [
+        ({}, 63),
+        ({"bounce_bytes": 64 << 10}, 4),
+        ({"bounce_bytes": 1}, 2),
+        ({"bounce_bytes": 1 << 40}, 63),
+        ({"bounce_bytes": 1, "entries": 2}, 1),
+        ({"bounce_bytes": 64 << 10, "commands": 5}, 5),
+    ],
+)
+def test_bounce_slots_bound_the_commands_in_flight(options, commands):
+    with GioSession(LAYOUT, bytes=1 << 20, queues=2, slot_bytes=8192, **options) as session:
+        assert session.commands == commands
 
 
 def test_pages_of_4_gib_are_refused():

@@ -237,8 +237,8 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             ge=0,
             le=64,
             description="Direct door: host threads of each rank that read the store's files for its rings, of the "
-            "software NVMe controller. They look for work without a pause. `0`: half of the host's CPUs shared by the "
-            "ranks, 1 to 12.",
+            "software NVMe controller. They look for work without a pause. `0`: three quarters of the host's CPUs "
+            "shared by the ranks, 1 to 12.",
         ),
     ] = 0
     controller_queues: Annotated[

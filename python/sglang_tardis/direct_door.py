@@ -30,6 +30,7 @@ from sglang_tardis.write_behind import Offload, WriteBehind
 __all__ = ["DirectDoor", "DoorOptions", "LoadBatch", "QueuedLoad"]
 
 _LOADS = 8
+_BOUNCE_BYTES = 32 << 20  # of all queue pairs: beyond it they leave the host's caches before a GPU has read them
 
 
 class DoorOptions(NamedTuple):
@@ -150,6 +151,7 @@ class DirectDoor:
             store=store,
             threads=options.threads,
             queues=options.queues,
+            bounce_bytes=_BOUNCE_BYTES,
             device=pools.device,
             deadline_ms=options.deadline_ms,
         )

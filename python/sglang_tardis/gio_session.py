@@ -146,6 +146,8 @@ class GioSession:
         queues: 1 to 16; on a GPU at most 12 for each of `ctas`.
         entries: of each queue's rings.
         commands: in flight at most, of a queue; 0: entries - 1.
+        bounce_bytes: most of all bounce slots together, where `commands` is 0: fewer are in flight then, but at least
+            two of each queue. 0: no limit.
         slot_bytes: most bytes of a command, whole pages of 4096; 0: K and V of a page, or 2 MiB if they are more.
         device: "cpu", or a CUDA device.
         deadline_ms: of each transfer, at most 15,000.
@@ -173,12 +175,13 @@ class GioSession:
         queues: int = 1,
         entries: int = 64,
         commands: int = 0,
+        bounce_bytes: int = 0,
         slot_bytes: int = 0,
         device: str | torch.device = "cpu",
         deadline_ms: int = 2000,
         ctas: int = 4,
     ) -> None:
-        _expect_to_fit(_MOST_OFFSET, bytes=bytes)
+        _expect_to_fit(_MOST_OFFSET, bytes=bytes, bounce_bytes=bounce_bytes)
         _expect_to_fit(
             _MOST_WORD, threads=threads, queues=queues, entries=entries, commands=commands, slot_bytes=slot_bytes
         )
@@ -203,6 +206,8 @@ class GioSession:
         self.slots = _MOST_INT32 if store is not None else min(bytes // layout.object_bytes, _MOST_INT32)
         if self.slots == 0:
             raise ValueError(f"GioSession: expected room for an object of {layout.object_bytes} bytes, found {bytes}")
+        if commands == 0 and bounce_bytes != 0 and queues * slot_bytes != 0:
+            commands = min(max(2, bounce_bytes // (queues * slot_bytes)), max(1, entries - 1))
         self.most_bytes = min(slot_bytes, layout.layer_bytes) // layout.block_bytes * layout.block_bytes
         if self.most_bytes < layout.layer_bytes and self.most_bytes > _DIGESTED_BYTES:
             self.most_bytes = self.most_bytes // _DIGESTED_BYTES * _DIGESTED_BYTES  # a command begins with a digest
@@ -439,6 +444,11 @@ class GioSession:
     def rings(self) -> int:
         """How many queue pairs."""
         return self._options.queues
+
+    @property
+    def commands(self) -> int:
+        """How many are in flight at most, of each queue pair."""
+        return self._commands
 
     @property
     def threads(self) -> int:

@@ -148,7 +148,7 @@ class TardisLinker(UnifiedCacheLinker):
     def _door_options(self, settings: ServerSettings, size_gb: Any, ratio: Any) -> DoorOptions:
         config = self._config
         ranks = max(1, int(settings.get("tp_size", 1) or 1))
-        threads = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // (2 * ranks))) if self._on_gpu else 1
+        threads = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) * 3 // (4 * ranks))) if self._on_gpu else 1
         threads = config.controller_threads or threads
         dram = config.dram_bytes
         if dram == 0:
