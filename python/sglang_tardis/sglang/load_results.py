@@ -47,6 +47,9 @@ class RetryingLinker(Protocol):
     def refuse_rid(self, rid: str) -> None:
         """Offer no more hits to this request."""
 
+    def scrub(self, device_indices: torch.Tensor) -> None:
+        """Zero tokens that did not land, of which anybody's request is to have the pages."""
+
 
 class _Launched:
     """The loads of one batch, from its launch to its result."""
@@ -146,15 +149,16 @@ class LoadResults:
             return
         landed = torch.tensor([int(self._wait(launched))], dtype=torch.int)
         self._cache._all_reduce_attn_groups(landed, torch.distributed.ReduceOp.MIN)
+        tails = {}
         for rid in launched.rids:
             if self._by_rid.get(rid) is launched:
                 del self._by_rid[rid]
-                self._wrapper.private_load_indices.pop(rid, None)
+                tails[rid] = self._wrapper.private_load_indices.pop(rid, None)
         _publish(launched.barred)
         if not landed.item():
-            self._fail(scheduler, batch, launched)
+            self._fail(scheduler, batch, launched, tails)
 
-    def _fail(self, scheduler: Any, batch: Any, launched: _Launched) -> None:
+    def _fail(self, scheduler: Any, batch: Any, launched: _Launched, tails: dict[str, Any]) -> None:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
         again, aborted, names = [], [], set(launched.rids)
@@ -163,6 +167,8 @@ class LoadResults:
         for req in batch.reqs:
             if req.rid not in names or req.finished() or req.is_retracted or not req.kv.holds_kv:
                 continue
+            if (tail := tails.get(req.rid)) is not None:
+                self._wrapper.cache_linker.scrub(tail)
             if req.to_finish is None and _can_run_again(req, batch):
                 self._failed.append(_Failed(req, not req.skip_radix_cache_insert))
                 again.append(req.rid)
@@ -231,7 +237,7 @@ class LoadResults:
         self._failed = waiting
 
     def _queue(self, scheduler: Any, failed: _Failed) -> None:
-        from sglang.srt.managers.io_struct import AbortReq
+        from sglang.srt.managers.scheduler import _make_abort_req
         from sglang.srt.mem_cache.common import release_kv_cache
 
         req = failed.req
@@ -243,10 +249,11 @@ class LoadResults:
             req.retracted_stain = False
             req.cached_tokens = req.cached_tokens_device = req.cached_tokens_host = req.cached_tokens_storage = 0
             req._cache_breakdown_computed = False
-        reason, req.to_finish = req.to_finish, None
-        scheduler._add_request_to_queue(req, is_retracted=True)
-        if reason is not None:  # aborted meanwhile
-            scheduler.abort_request(AbortReq(rid=req.rid, finished_reason=reason.to_json()))
+        if req.to_finish is None:
+            scheduler._add_request_to_queue(req, is_retracted=True)
+        else:  # aborted meanwhile
+            scheduler._release_aborted_request(req)
+            scheduler.send_abort_output(_make_abort_req(req, finished_reason=req.to_finish.to_json()), req)
 
 
 def _publish(reqs: Sequence[Any]) -> None:

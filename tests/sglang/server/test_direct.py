@@ -58,9 +58,17 @@ class Direct:
         self.server.wait_until(lambda now: now[name] > before, name, timeout=10)
         return answer, self.server.metrics()[name] - before
 
-    def damage(self, ids: list[int], page: int = DAMAGED_PAGE) -> None:
+    def damage(self, ids: list[int], page: int = DAMAGED_PAGE, how=corrupt.flip_signs) -> None:
         """Change the stored bytes of one page of a prompt."""
-        corrupt.flip_signs(corrupt.stored_pages(self.store)[corrupt.page_keys(ids, PAGE)[page]])
+        how(corrupt.stored_pages(self.store)[corrupt.page_keys(ids, PAGE)[page]])
+
+
+def make_nans(page: corrupt.StoredPage) -> None:
+    """Every value is not a number: what forwards and samplers of failed requests meet as well."""
+    with open(page.file, "r+b", buffering=0) as file:
+        for part in range(page.parts):
+            file.seek(page.offset + part * page.part_stride)
+            file.write(b"\xff" * page.part_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +150,21 @@ def test_damaged_page_is_computed_and_nothing_of_it_stays(direct, rest):
     assert again.cached == {"device": hit, "host": 0, "storage": 0} and again.same_first_token(device)
     healed = direct.again(ids)
     assert healed.cached == {"device": 0, "host": hit, "storage": 0} and healed.same_first_token(device)
+
+
+def test_nans_end_nothing(direct):
+    """A sampler that meets NaN would end the scheduler."""
+    ids = text(97)
+    cold = direct.again(ids)
+    direct.server.flush_cache()
+    direct.damage(ids, how=make_nans)
+    body = {"input_ids": ids, "sampling_params": {"temperature": 1.0, "max_new_tokens": 3, "ignore_eos": True}}
+    status, said = direct.server._call("POST", "/generate", body)
+    assert status == 200 and len(json.loads(said)["output_ids"]) == 3
+    assert json.loads(said)["meta_info"]["num_retractions"] == 1
+    direct.server.flush_cache()
+    direct.damage(ids, how=make_nans)
+    assert direct.server.generate(ids).same_first_token(cold)
 
 
 def test_damage_beside_requests_that_run(direct):
