@@ -42,15 +42,16 @@ class Cases:
             return [
                 ("first hits after the restart", 20, self.restored),
                 ("damaged pages", 20, self.damaged),
-                ("working set", 60, self.working_set),
+                ("working set", 80, self.working_set),
             ]
         steps = [("levels", 45, self.levels)]
         if small:
             return [*steps, ("working set", 40, self.working_set)]
-        steps += [("shared context", 35, self.shared_context), ("hit rates from DRAM", 30, self.rates_dram)]
-        if files:
-            steps += [("files", 30, self.files), ("hit rates from files", 30, self.rates_files)]
-        return [*steps, ("misses", 20, self.misses), ("decoding", 30, self.decoding)]
+        if files:  # before anything that could push out what is asked for
+            steps.append(("files", 25, self.files))
+        steps += [("shared context", 25, self.shared_context), ("decoding", 20, self.decoding)]
+        steps += [("misses", 20, self.misses), ("hit rates from DRAM", 30, self.rates_dram)]
+        return [*steps, ("hit rates from files", 30, self.rates_files)] if files else steps
 
     def run(self) -> None:
         """All cases, until time or the server is gone."""
@@ -294,9 +295,13 @@ class Cases:
         server, setting = self.server, self.profile.setting(self.kind, self.campaign.arguments.seed)
         plan = self.profile.working_set.plan(setting, "seq")
         server.flush()
-        for request in plan.prepare:
+        if self.kind.door is not None:
+            server.clear_store()  # pages of earlier cases, which were used again, would keep their places
+        for number, request in enumerate(plan.prepare):
             server.ask(request, "any", what="working set, first")
-        server.settle()
+            if self.kind.door is not None and number % 2:  # at a rate at which they can be stored
+                server.settle(quiet=1.2)
+        server.settle(quiet=1.2)
         outcomes = [server.ask(request, "any", what="working set") for request in plan.measure]
         tokens = {tier: sum(outcome.cached[tier] for outcome in outcomes) for tier in outcomes[0].cached}
         self.campaign.report.add(

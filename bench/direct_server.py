@@ -14,6 +14,7 @@ from direct_profile import Kind
 from serving_client import TIERS, Client, Outcome
 from serving_workloads import Request, full_hit, token_ids
 from sglang_server import BenchServer, ServerSpec
+from sglang_tardis.store import Store
 from ttft_campaign import HERE
 
 STATES = ("recompute", "device", "dram", "files", "any")
@@ -120,6 +121,12 @@ class DirectServer:
         self.settle(quiet=0.3)
         self.server.flush_cache(timeout=max(5.0, min(120.0, self.campaign.left())))
         self.sent += self.pools.device + 16 * self.profile.page_size
+
+    def clear_store(self) -> None:
+        """Delete all pages of the store, beside the server."""
+        store = Store(self.campaign.store(self.kind), create=False)
+        self.campaign.log(f"{self.kind.name}: {store.clear()} pages cleared")
+        store.close()
 
     def counters(self) -> dict[str, float]:
         """Counters of tardis and of SGLang's storage that tell what moved."""
