@@ -50,6 +50,29 @@ def ttft_table() -> list[str]:
     return lines
 
 
+def direct_table() -> list[str]:
+    """Time to first token of the direct door beside HiCache-DRAM in its two layouts."""
+    found = rows("h200_direct.json")
+    sizes = ("8192", "32768", "65536")
+    lines = [
+        "| TTFT, ms | " + " | ".join(f"{int(size) // 1024}K" for size in sizes) + " |",
+        "|---|" + "---|" * len(sizes),
+    ]
+    titles = {
+        ("recompute", "direct"): "recompute",
+        ("device", "direct"): "device hit",
+        ("dram", "hicache"): "HiCache-DRAM, default (page_first, kernel)",
+        ("dram", "hicache-direct"): "HiCache-DRAM, page_first_direct, direct",
+        ("dram", "direct"): "**tardis direct**, from DRAM",
+        ("files", "direct"): "**tardis direct**, from files on tmpfs, verified",
+        ("first hit after restart", "restart"): "**tardis direct**, the same, first hit after a server restart",
+    }
+    for (case, system), title in titles.items():
+        cells = [found.get((case, system, size)) for size in sizes]
+        lines.append(f"| {title} | " + " | ".join(f"{cell['value']:.0f}" if cell else "-" for cell in cells) + " |")
+    return lines
+
+
 def store_table() -> list[str]:
     """Native store beside plain preadv/pwritev of the same bytes in the same run."""
     lines = ["| GB/s | 128 KiB | 1 MiB | 8 MiB |", "|---|---|---|---|"]
@@ -107,7 +130,7 @@ def serving_table() -> list[str]:
     return lines
 
 
-TABLES = (ttft_table, serving_table, fio_table, store_table)
+TABLES = (direct_table, ttft_table, serving_table, fio_table, store_table)
 
 
 def main() -> int:
