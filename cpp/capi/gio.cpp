@@ -13,6 +13,10 @@
 #include "gio/iocb.h"
 #include "gio/session.h"
 
+namespace {
+constexpr std::uint32_t kMostRestUs = 10'000;
+}
+
 namespace tardis::capi {
 
 Result<gio::SessionOptions> session_options(const tardis_gio_options& o) {
@@ -115,6 +119,18 @@ tardis_code tardis_gio_renew(tardis_gio_session* session, char** error) {
   return guarded(error, [&]() -> Status {
     if (auto renewed = session->session->renew(); !renewed) return renewed;
     session->read_tables();
+    return {};
+  });
+}
+
+tardis_code tardis_gio_rest(tardis_gio_session* session, uint32_t spin_us, uint32_t sleep_us, char** error) {
+  return guarded(error, [&]() -> Status {
+    if (sleep_us > kMostRestUs) {
+      return Error{Code::kInvalidArgument, "tardis_gio_rest: expected at most " + std::to_string(kMostRestUs) +
+                                               " us of sleep, found " + std::to_string(sleep_us) +
+                                               "; a command after a pause may wait as long"};
+    }
+    session->session->rest(spin_us, sleep_us);
     return {};
   });
 }

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 
 #include "block/block_device.h"
@@ -89,6 +90,9 @@ class SoftSession final : public Session {
   Status remove_region(void* base) override { return direct_->remove(*grant_, base); }
   const std::vector<DirectRegion>& regions() const override { return grant_->regions(); }
   DirectLanding direct(std::size_t queue) const override { return grant_->direct(queue); }
+  void rest(std::uint32_t spin_us, std::uint32_t sleep_us) override {
+    controller_->rest_while_armed(std::chrono::microseconds(spin_us), std::chrono::microseconds(sleep_us));
+  }
   bool alive() override { return grant_->alive(); }
   Status renew() override { return grant_->renew(); }
   Status reopen() override {

@@ -37,7 +37,7 @@ class Session {
  public:
   static std::size_t memory_bytes(const SessionOptions& options);
   // `memory`: memory_bytes(), page-aligned and zeroed, where the GPU reaches it, in place as long as the session. The
-  // controller's threads look for doorbells without a pause all the while.
+  // controller's threads look for doorbells without a pause all the while, unless rest() says otherwise.
   static Result<std::unique_ptr<Session>> open(const SessionOptions& options, void* memory);
   virtual ~Session() = default;
 
@@ -58,6 +58,10 @@ class Session {
   virtual Status remove_region(void* base) = 0;
   virtual const std::vector<DirectRegion>& regions() const = 0;
   virtual DirectLanding direct(std::size_t queue) const = 0;
+
+  // The controller's threads sleep for up to `sleep_us` between looks once they have found nothing for `spin_us`. 0 of
+  // sleep: never.
+  virtual void rest(std::uint32_t spin_us, std::uint32_t sleep_us) = 0;
 
   virtual bool alive() = 0;    // as Grant::alive()
   virtual Status renew() = 0;  // as Grant::renew()

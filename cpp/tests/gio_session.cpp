@@ -41,7 +41,7 @@ IoFlag read_with_rings(std::vector<GrantedQueue>& queues, std::vector<IoContext>
   return kIoDone;
 }
 
-void run_session(const char* file) {
+void run_session(const char* file, std::uint32_t rest_us = 0) {
   const tardis_gio_options options = options_of(file);
   const std::size_t bytes = tardis_gio_memory_bytes(&options);
   ASSERT_GT(bytes, 2u * 15 * (16 << 10));
@@ -49,6 +49,7 @@ void run_session(const char* file) {
   tardis_gio_session* session = nullptr;
   char* error = nullptr;
   ASSERT_EQ(tardis_gio_open(&options, memory.data(), &session, &error), TARDIS_OK) << error;
+  ASSERT_EQ(tardis_gio_rest(session, 100, rest_us, &error), TARDIS_OK) << error;
   std::vector<std::byte> data(1 << 20), page(16 << 10);
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 7 + i / 4096);
   ASSERT_EQ(tardis_gio_write(session, 0, data.data(), data.size(), &error), TARDIS_OK) << error;
@@ -93,6 +94,20 @@ void run_session(const char* file) {
 }
 
 TEST(GioSession, OverMemory) { run_session(nullptr); }
+
+TEST(GioSession, OverMemoryByThreadsThatRest) { run_session(nullptr, 200); }
+
+TEST(GioSession, RestsThatAreTooLong) {
+  const tardis_gio_options options = options_of(nullptr);
+  AlignedBuffer memory(tardis_gio_memory_bytes(&options));
+  tardis_gio_session* session = nullptr;
+  char* error = nullptr;
+  ASSERT_EQ(tardis_gio_open(&options, memory.data(), &session, &error), TARDIS_OK) << error;
+  EXPECT_EQ(tardis_gio_rest(session, 1'000, 10'001, &error), TARDIS_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error).find("10000"), std::string::npos) << error;
+  tardis_free(error);
+  tardis_gio_close(session);
+}
 
 TEST(GioSession, OverAFile) {
   const tardis::testing::TempFolder folder;

@@ -365,6 +365,55 @@ TEST(NvmeSoftIo, AnArmedControllerDoesNotSleep) {
   }
 }
 
+TEST(NvmeSoftIo, AnArmedControllerRestsIfItIsTold) {
+  SoftControllerOptions options = memory_options();
+  options.threads = 2;
+  HandClient client(std::move(options));
+  ASSERT_TRUE(client.enable());
+  const auto first = client.queue(1, 33), second = client.queue(2, 33);
+  SharedMemory data(client.space(), 32 * 4096);
+  const SoftController::Armed armed(client.controller());
+  const auto share = [&](std::chrono::milliseconds time) {  // of a processor, by both
+    const std::uint64_t cpu = client.controller().counters().cpu_ns, start = monotonic_ns();
+    std::this_thread::sleep_for(time);
+    return static_cast<double>(client.controller().counters().cpu_ns - cpu) /
+           static_cast<double>(monotonic_ns() - start);
+  };
+  client.controller().rest_while_armed(std::chrono::milliseconds(1), std::chrono::microseconds(200));
+  double idle = share(std::chrono::milliseconds(500));
+  for (int i = 0; i < 4 && idle > 0.2; ++i) idle = std::min(idle, share(std::chrono::milliseconds(500)));
+  std::printf("%.1f %% of a processor by two that rest\n", 100 * idle);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LE(idle, 0.2);
+#endif
+  // Doorbells that nobody tells them of, after a pause and in a row.
+  std::uint64_t quickest = ~std::uint64_t{0};
+  for (int i = 0; i < 20; ++i) {
+    for (const auto* queue : {&first, &second}) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      const std::uint64_t start = monotonic_ns();
+      EXPECT_EQ(stream(**queue, 1, 1, data.address(), true), 1u);
+      quickest = std::min(quickest, monotonic_ns() - start);
+      EXPECT_EQ(stream(**queue, 100, 32, data.address(), true), 100u);
+    }
+  }
+  EXPECT_LT(quickest, 2'000'000u);
+  // What is due is on time.
+  FaultRule late;
+  late.queue = 1;
+  late.kind = FaultKind::kLateCompletion;
+  late.delay = std::chrono::milliseconds(5);
+  client.faults().add(late);
+  const std::uint64_t start = monotonic_ns();
+  EXPECT_EQ(first->status(io_command(IoOpcode::kFlush, 9)), 0);
+  EXPECT_GE(monotonic_ns() - start, 5'000'000u);
+  client.controller().rest_while_armed({}, {});
+  double most = 0;
+  for (int i = 0; i < 50 && most < 0.5; ++i) most = std::max(most, share(std::chrono::milliseconds(100)));
+  EXPECT_GE(most, 0.5);
+  EXPECT_EQ(client.complaints(), "");
+}
+
 TEST(NvmeSoftIo, AnIdleControllerRests) {
   SoftControllerOptions options = memory_options();
   options.threads = 4;

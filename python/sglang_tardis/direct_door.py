@@ -31,6 +31,7 @@ __all__ = ["DirectDoor", "DoorOptions", "LoadBatch", "QueuedLoad"]
 
 _LOADS = 8
 _BOUNCE_BYTES = 32 << 20  # of all queue pairs: beyond it they leave the host's caches before a GPU has read them
+_REST_US = 200  # forwards need the cores between loads
 
 
 class DoorOptions(NamedTuple):
@@ -154,6 +155,7 @@ class DirectDoor:
             bounce_bytes=_BOUNCE_BYTES,
             device=pools.device,
             deadline_ms=options.deadline_ms,
+            rest_us=_REST_US,
         )
         self._steps.append(self.session.close)
         self._transfers = GpuTransfers(pools, layout) if self.on_gpu else None

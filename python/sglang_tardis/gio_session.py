@@ -33,6 +33,8 @@ _MOST_SLOT_BYTES = 2 << 20
 _DIGESTED_BYTES = 16 << 10
 _MOST_INT32, _MOST_WORD = (1 << 31) - 1, (1 << 32) - 1
 _MOST_OFFSET = (1 << 63) - 1
+_SPIN_US = 1_000  # a controller's thread that may rest does so after it: layers of a load come faster
+_MOST_REST_US = 10_000
 _FLAGS = ("pending", "done", "error")
 _ENDS = ("none", "done", "refused", "failed", "timed out", "not sent", "damaged")
 _ERRORS = ("none", "commands", "deadline", "queue fault", "queue down", "too many")
@@ -131,9 +133,9 @@ class GioSession:
     """Queue pairs and the working memory of transfers; a context manager.
 
     A software controller is on the other side, whose threads look for commands without a pause: `threads` cores of the
-    host are busy while the session is open. The ops of one session run one after the other: on a GPU the caller puts
-    them on one stream, or orders their streams by events. Not thread-safe but for transfers on the CPU, which wait for
-    each other.
+    host are busy while the session is open, unless `rest_us` lets them sleep. The ops of one session run one after the
+    other: on a GPU the caller puts them on one stream, or orders their streams by events. Not thread-safe but for
+    transfers on the CPU, which wait for each other.
 
     Args:
         layout: what a page is.
@@ -152,6 +154,8 @@ class GioSession:
         device: "cpu", or a CUDA device.
         deadline_ms: of each transfer, at most 15,000.
         ctas: SMs that a transfer takes on a GPU, 1 to 4.
+        rest_us: threads of the controller that have found no command for a millisecond sleep between looks, for at most
+            so many us (at most 10,000), which the first command after a pause may wait. 0: never.
 
     Attributes:
         handle: names the session to ops, and keeps nothing alive: hold the object as long as graphs that use it.
@@ -180,8 +184,10 @@ class GioSession:
         device: str | torch.device = "cpu",
         deadline_ms: int = 2000,
         ctas: int = 4,
+        rest_us: int = 0,
     ) -> None:
         _expect_to_fit(_MOST_OFFSET, bytes=bytes, bounce_bytes=bounce_bytes)
+        _expect_to_fit(_MOST_REST_US, rest_us=rest_us)
         _expect_to_fit(
             _MOST_WORD, threads=threads, queues=queues, entries=entries, commands=commands, slot_bytes=slot_bytes
         )
@@ -235,6 +241,7 @@ class GioSession:
         self._commands = commands or entries - 1
         self._usable = False
         self._session = self._open()
+        self._core.call("tardis_gio_rest", self._session, _SPIN_US, rest_us)
         self._make_memory(min(ctas, queues))
         self._start_queues()
         _sessions[self.handle] = self

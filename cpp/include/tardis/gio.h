@@ -50,6 +50,11 @@ TARDIS_API tardis_code tardis_gio_queues(tardis_gio_session* session, void* stat
  * ends, and the queues are made anew. */
 TARDIS_API tardis_code tardis_gio_renew(tardis_gio_session* session, char** error);
 
+/* The controller's threads look for commands without a pause, which keeps a core busy each. After this, one that has
+ * found none for spin_us sleeps between looks, at first shortly, then for up to sleep_us (at most 10,000), and looks
+ * without a pause again from the next command on, which may have waited that long. 0 of sleep_us: as at first. */
+TARDIS_API tardis_code tardis_gio_rest(tardis_gio_session* session, uint32_t spin_us, uint32_t sleep_us, char** error);
+
 /* By the host, on a queue pair of its own: whole blocks. */
 TARDIS_API tardis_code tardis_gio_read(tardis_gio_session* session, uint64_t offset, void* memory, size_t bytes,
                                        char** error);

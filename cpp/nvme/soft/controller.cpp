@@ -79,6 +79,11 @@ const SoftControllerOptions& SoftController::options() const { return core_->opt
 SoftController::Armed::Armed(SoftController& controller) : controller_(controller) { controller_.core_->arm(1); }
 SoftController::Armed::~Armed() { controller_.core_->arm(-1); }
 
+void SoftController::rest_while_armed(std::chrono::microseconds spin, std::chrono::microseconds sleep) {
+  const auto ns = [](std::chrono::nanoseconds time) { return static_cast<std::uint64_t>(time.count()); };
+  core_->rest_while_armed(ns(spin), ns(sleep));
+}
+
 Status SoftController::attach(CopyEngine& engine) { return core_->attach(engine); }
 void SoftController::detach(CopyEngine& engine) { core_->detach(engine); }
 

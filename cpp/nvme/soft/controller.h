@@ -3,6 +3,7 @@
 // ordinary or pinned memory. It checks its clients, and breaks on demand.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -39,7 +40,8 @@ class SoftController {
   DmaSpace& space();
   const SoftControllerOptions& options() const;
 
-  // Threads look for doorbells without a pause while one of these lives: for clients that cannot call notify().
+  // Threads look for doorbells without a pause while one of these lives: for clients that cannot call notify(). But see
+  // rest_while_armed().
   class Armed {
    public:
     explicit Armed(SoftController& controller);
@@ -50,6 +52,10 @@ class SoftController {
    private:
     SoftController& controller_;
   };
+
+  // From now on an armed thread that found nothing for `spin` sleeps between looks, for `sleep` at most: so long the
+  // first command after a pause may wait. 0 of `sleep`, as it is at first: never.
+  void rest_while_armed(std::chrono::microseconds spin, std::chrono::microseconds sleep);
 
   // Memory of the engine (DmaSpace::map) can be the target of commands while it is attached; elsewhere such commands
   // end with Data Transfer Error. Detached when none of its memory is mapped any more, before the engine goes.

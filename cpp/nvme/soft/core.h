@@ -51,6 +51,14 @@ class SoftController::Core : private DmaSpace::Listener {
     armed_.fetch_add(change);
     notify();
   }
+  // Of an armed controller: 0 of sleep, its threads look for doorbells without a pause.
+  std::uint64_t armed_spin_ns() const { return armed_spin_ns_.load(std::memory_order_relaxed); }
+  std::uint64_t armed_sleep_ns() const { return armed_sleep_ns_.load(std::memory_order_relaxed); }
+  void rest_while_armed(std::uint64_t spin_ns, std::uint64_t sleep_ns) {
+    armed_spin_ns_.store(spin_ns);
+    armed_sleep_ns_.store(sleep_ns);
+    notify();
+  }
   void notify() {
     for (auto& worker : workers_) worker->wakeup().notify();
   }
@@ -116,6 +124,7 @@ class SoftController::Core : private DmaSpace::Listener {
   std::mutex status_mutex_;  // of CSTS, and of halted_ with it
   std::atomic<bool> halted_{false};
   std::atomic<int> armed_{0};
+  std::atomic<std::uint64_t> armed_spin_ns_{0}, armed_sleep_ns_{0};
   std::atomic<bool> hold_ready_{false};
   std::atomic<std::uint64_t> resets_{0};
 

@@ -2,6 +2,7 @@
 #include "nvme/soft/worker.h"
 
 #include <sched.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <string>
@@ -18,7 +19,9 @@ constexpr std::uint32_t kBatch = 64;                     // commands of one queu
 constexpr std::uint64_t kNearNs = 100'000;               // what is due so soon is waited for awake
 constexpr std::uint64_t kNoQueuesSleepNs = 100'000'000;  // who has no queue is told when it gets one
 constexpr std::uint32_t kPassesPerYield = 1024;
-constexpr std::uint64_t kIdlePerSleep = 8;  // who was idle for 8 ms sleeps for 1 ms
+constexpr std::uint64_t kIdlePerSleep = 8;      // who was idle for 8 ms sleeps for 1 ms
+constexpr unsigned long kTimerSlackNs = 1'000;  // the kernel's own 50 us would double a short sleep
+constexpr std::uint64_t kAlways = ~std::uint64_t{0};
 
 // Sent again, the same command may end otherwise.
 bool may_succeed_later(std::uint16_t status) {
@@ -64,6 +67,7 @@ void SoftWorker::loop() {
   const auto ns = [](std::chrono::nanoseconds time) { return static_cast<std::uint64_t>(time.count()); };
   const std::uint64_t spin = ns(core_.options().spin), least = ns(core_.options().least_sleep),
                       most = std::max(least, ns(core_.options().most_sleep));
+  (void)::prctl(PR_SET_TIMERSLACK, kTimerSlackNs, 0, 0, 0);  // only a matter of speed
   std::uint64_t last_work = monotonic_ns();
   bool idle = false;
   std::uint32_t armed_passes = 0;
@@ -74,17 +78,19 @@ void SoftWorker::loop() {
     }
     const std::uint64_t now = monotonic_ns();
     if (!std::exchange(idle, true)) last_work = now;
-    if (core_.armed()) {
+    const bool armed = core_.armed();
+    const std::uint64_t longest = armed ? core_.armed_sleep_ns() : most;
+    const std::uint64_t awake = !armed ? spin : longest == 0 ? kAlways : core_.armed_spin_ns();
+    if (now - last_work < awake || due_ < now + kNearNs) {
       // Clients that share the processor get on.
-      if (++armed_passes % kPassesPerYield == 0) sched_yield();
+      if (armed && ++armed_passes % kPassesPerYield == 0) sched_yield();
       continue;
     }
-    if (now - last_work < spin || due_ < now + kNearNs) continue;
-    const std::uint64_t sleep = std::clamp((now - last_work) / kIdlePerSleep, least, most);
+    const std::uint64_t sleep = std::clamp((now - last_work) / kIdlePerSleep, std::min(least, longest), longest);
     const bool had_queues = has_queues_;
     const std::uint64_t limit = had_queues || index_ == 0 ? sleep : kNoQueuesSleepNs;
     wakeup_.sleep(std::min(limit, due_ - now - kNearNs / 2), [&] {
-      const bool worked = stop_.load() || core_.armed() || pass();
+      const bool worked = stop_.load() || core_.armed() != armed || pass();
       if (worked) idle = false;
       return worked || has_queues_ != had_queues;
     });
