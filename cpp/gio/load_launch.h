@@ -59,7 +59,8 @@ struct tardis_gpu_load {
 };
 
 /* Enqueues it all. A layer's event is recorded when its bytes are there, or it is known that they will not be: then the
- * board's `errors` is not 0, or a word of `repaired` is TARDIS_LOAD_BAD. */
+ * board's `errors` is not 0, or a word of `repaired` is TARDIS_LOAD_BAD, and the layer of each page from files is right
+ * or zeros. */
 TARDIS_GPU_API int tardis_gpu_load_enqueue(const struct tardis_gpu_load* load, void* stream);
 
 /* Pages of the pools to objects in pinned memory, all layers. */

@@ -136,6 +136,18 @@ void LayerRunner::copy_page(const Run& run, std::uint32_t layer, std::uint32_t i
   }
 }
 
+// Damaged bytes may have landed, and be NaN in a forward that runs before anybody hears of it.
+void LayerRunner::zero_files(const Run& run, std::uint32_t layer) {
+  for (std::uint32_t i = 0; i < run.load->pages(); ++i) {
+    const std::uint32_t id = run.what.ring->pool_pages[i];
+    if (id >= run.what.pool_page_count) continue;
+    for (int half = 0; half < 2 && run.what.layers[half] != nullptr; ++half) {
+      const std::uint64_t bytes = run.what.page_bytes[half];
+      std::memset(reinterpret_cast<void*>(run.what.layers[half][layer] + id * bytes), 0, bytes);
+    }
+  }
+}
+
 void LayerRunner::copy_pinned(const Run& run, std::uint32_t layer) {
   for (std::uint32_t i = 0; i < run.what.pinned_pages; ++i) {
     copy_page(run, layer, run.what.pinned_ids[i],
@@ -175,7 +187,10 @@ bool LayerRunner::land_files(const Run& run, std::uint32_t layer) {
   }
   LoadBoard::tell(board.landed(layer), flag_ == kIoDone ? TARDIS_LOAD_GOOD : TARDIS_LOAD_BAD);
   if (flag_ == kIoDone) return true;
-  if (await(board.repaired(layer)) != TARDIS_LOAD_GOOD) return false;
+  if (await(board.repaired(layer)) != TARDIS_LOAD_GOOD) {
+    zero_files(run, layer);
+    return false;
+  }
   for (std::uint32_t i = 0; i < board.repairs(layer); ++i) {
     const tardis_load_repair& part = board.list()[i];
     copy_page(run, layer, run.what.ring->pool_pages[part.page], part.address);

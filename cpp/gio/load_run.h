@@ -36,6 +36,7 @@ class LayerRunner {
   void run(const Run& run);
   void copy_pinned(const Run& run, std::uint32_t layer);
   bool land_files(const Run& run, std::uint32_t layer);
+  void zero_files(const Run& run, std::uint32_t layer);
   void copy_page(const Run& run, std::uint32_t layer, std::uint32_t id, std::uint64_t from);
 
   const LoadTerms& terms_;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Behind a layer's rings: one thread tells the loader what became of the layer. In the good case that is all. Else it
 // waits for the parts that the loader reads again, and the warps copy them, a part each, with plain loads: the shared
-// memory of a mover would be asked for in the good case as well, and the host reads far slower than these copy.
+// memory of a mover would be asked for in the good case as well, and the host reads far slower than these copy. Of a
+// layer that stays bad, the file pages become zeros: damaged bytes have landed, and might be NaN in the forward that
+// runs before anybody hears of it.
 #include "gio/iocb.h"
 #include "gio/load_board.cuh"
 #include "gio/load_kernels.h"
@@ -12,16 +14,18 @@ namespace {
 constexpr unsigned kThreads = 256, kLanes = 32;
 constexpr std::uint32_t kInFlight = 8;  // words of 16 bytes that a lane has on the way
 
-// How many parts of the list are to be landed.
+constexpr std::uint32_t kLost = UINT32_MAX;  // instead of a number of parts: the layer stays bad
+
+// How many parts of the list are to be landed, or kLost.
 __device__ std::uint32_t await_repairs(const LoadSettling& settling) {
-  if (read_told(&settling.board->abandoned) != 0) return 0;
+  if (read_told(&settling.board->abandoned) != 0) return kLost;
   const std::uint32_t answer = await_told(settling.repaired, settling.patience_ns);
   if (answer == TARDIS_LOAD_PENDING) abandon(settling.board);
-  if (answer != TARDIS_LOAD_GOOD) return 0;
+  if (answer != TARDIS_LOAD_GOOD) return kLost;
   const std::uint32_t repairs = read_told(settling.repairs);
   if (repairs <= settling.most_repairs) return repairs;
   add_to(&settling.board->errors, 1);
-  return 0;
+  return kLost;
 }
 
 // By a warp: multiples of 16 bytes.
@@ -40,6 +44,20 @@ __device__ void copy(std::uint64_t to, std::uint64_t from, std::uint32_t bytes) 
   for (; at < words; at += kLanes) __stcg(destination + at, __ldcg(source + at));
 }
 
+// By all threads: the layer of all pages from files.
+__device__ void zero_pages(const LoadSettling& settling) {
+  for (std::uint32_t page = 0; page < settling.file_pages; ++page) {
+    const std::uint32_t id = settling.file_ids[page];
+    if (id >= settling.page_count) continue;
+#pragma unroll
+    for (int side = 0; side < kMaxSegments; ++side) {
+      const std::uint32_t bytes = settling.page_bytes[side];
+      auto* const words = reinterpret_cast<uint4*>(settling.pools[side] + std::uint64_t{id} * bytes);
+      for (std::uint32_t at = threadIdx.x; at < bytes / sizeof(uint4); at += kThreads) __stcg(words + at, uint4{});
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) load_settle(const __grid_constant__ LoadSettling settling) {
   __shared__ std::uint32_t parts, unknown;
   if (threadIdx.x == 0) {
@@ -49,6 +67,7 @@ __global__ void __launch_bounds__(kThreads) load_settle(const __grid_constant__ 
     parts = good ? 0 : await_repairs(settling);
   }
   __syncthreads();
+  if (parts == kLost) return zero_pages(settling);
   for (std::uint32_t part = threadIdx.x / kLanes; part < parts; part += kThreads / kLanes) {
     const std::uint64_t address = settling.list[part].address;
     const std::uint32_t page = settling.list[part].page;
@@ -68,7 +87,9 @@ __global__ void __launch_bounds__(kThreads) load_settle(const __grid_constant__ 
   }
   if (parts == 0) return;
   __syncthreads();
-  if (threadIdx.x == 0 && unknown != 0) add_to(&settling.board->errors, 1);
+  if (unknown == 0) return;
+  zero_pages(settling);
+  if (threadIdx.x == 0) add_to(&settling.board->errors, 1);
 }
 
 }  // namespace

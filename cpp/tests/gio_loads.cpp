@@ -52,10 +52,15 @@ RigTerms layers_apart() {
   terms.layers_apart = true;
   return terms;
 }
+RigTerms resting() {
+  RigTerms terms;
+  terms.rest_us = 200;
+  return terms;
+}
 INSTANTIATE_TEST_SUITE_P(Shapes, GioLoads,
                          ::testing::Values(std::pair("OneCommand", RigTerms{}),
                                            std::pair("SeveralCommands", several_commands()),
-                                           std::pair("LayersApart", layers_apart())),
+                                           std::pair("LayersApart", layers_apart()), std::pair("Resting", resting())),
                          [](const auto& info) { return info.param.first; });
 
 TEST(GioLoadsPinned, OnlyFromPinnedMemory) {
@@ -102,6 +107,7 @@ TEST(GioLoadsFailures, DamageOnTheDriveMakesItBadAndTheObjectIsGone) {
   EXPECT_EQ(board.done(2), TARDIS_LOAD_BAD);
   EXPECT_EQ(rig.counters().damaged_pages, 1u);
   EXPECT_EQ(rig.counters().repaired_parts, 0u);
+  rig.expect_pools(seeds(files), 1);  // not the changed byte
   EXPECT_FALSE(rig.found(4));
   EXPECT_EQ(tardis::testing::stats_of(rig.store()).get_pages_corrupt, 1u);
   // Without it the others are as good as before.
@@ -131,6 +137,7 @@ TEST(GioLoadsFailures, WhatCannotBeReadTwiceMakesItBad) {
   EXPECT_EQ(result.renew, 0u);
   EXPECT_EQ(rig.board(*job).done(0), TARDIS_LOAD_GOOD);
   EXPECT_EQ(rig.board(*job).repaired(1), TARDIS_LOAD_BAD);
+  rig.expect_pools(seeds(files), 1);
   EXPECT_EQ(rig.counters().failed_pages, 1u);
   EXPECT_EQ(rig.counters().damaged_pages, 0u);
   EXPECT_FALSE(rig.found(kStored - 1));
@@ -209,7 +216,8 @@ TEST(GioLoadsFailures, MoreRepairsThanStagingMakeItBad) {
   rig.poison();
   job = rig.job(objects(0, 5));
   EXPECT_EQ(rig.all(*job, /*use_rings=*/0).good, 0u);  // five parts a layer
-  rig.expect_pools({});
+  rig.expect_pools(seeds(objects(0, 5)), 0);
+  rig.poison();
   job = rig.job(objects(0, 4));
   EXPECT_EQ(rig.all(*job, /*use_rings=*/0).good, 1u);
   rig.expect_pools(seeds(objects(0, 4)));
@@ -228,7 +236,7 @@ TEST(GioLoadsFailures, ObjectsThatAreGoneMakeItBadAtOnce) {
   for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
     EXPECT_EQ(rig.board(*job).repaired(layer), TARDIS_LOAD_BAD);
   }
-  rig.expect_pools({});
+  rig.expect_pools(seeds(files), 0);
   rig.expect_no_leases();
   job = rig.job(files);
   EXPECT_EQ(rig.all(*job).good, 0u);
@@ -260,7 +268,8 @@ TEST(GioLoadsFailures, DigestsThatProveNothingMakeItBad) {
   auto job = rig.job(objects(0, 10));
   EXPECT_EQ(rig.all(*job).good, 0u);
   EXPECT_EQ(rig.counters().unproven, 1u);
-  rig.expect_pools({});
+  rig.expect_pools(seeds(objects(0, 10)), 0);
+  rig.poison();
   // Its bytes are right, but no load would ever be good: it is put aside.
   EXPECT_FALSE(rig.found(3));
   EXPECT_EQ(tardis::testing::stats_of(rig.store()).get_pages_corrupt, 1u);

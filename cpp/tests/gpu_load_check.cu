@@ -21,7 +21,7 @@ struct Asked {
   bool use_rings = true;
   std::optional<Playing> playing;  // the loader's part
   std::uint64_t patience_ns = 5'000'000'000;
-  bool compare = true;  // what is in the pools
+  bool may_be_bad = false;  // then each layer of a page from files is right or zeros
 };
 
 struct Outcome {
@@ -115,10 +115,12 @@ class LoadCheck {
       rig_.store->corrupt(number, random_() % rig_.options.shape.bytes());
       Asked asked;
       asked.files = files;
-      asked.compare = false;
+      asked.may_be_bad = true;
+      expect_pages(asked);
       const Outcome outcome = run(asked);
       expect(!outcome.good, "a load with damaged bytes that is told bad", number);
       expect(outcome.errors == 0, "no page outside and no wait without end", outcome.errors);
+      expect(outcome.wrong == 0, "damaged bytes: words neither right nor zero", outcome.wrong);
       told += !outcome.good;
       expect(!rig_.store->has(number), "a damaged object that is not offered again", number);
       rig_.store->set({number});
@@ -133,16 +135,17 @@ class LoadCheck {
     Asked asked;
     asked.pinned = 5;
     asked.files = 7;
-    asked.compare = false;
+    asked.may_be_bad = true;
     asked.patience_ns = 50'000'000;
     asked.playing = Playing::kNeverReady;
-    expect_abandoned(run_any(asked), "a loader that is never ready");
+    expect_abandoned(load(asked), "a loader that is never ready");
     asked.playing = Playing::kNoAnswer;
-    expect_abandoned(run_any(asked), "a loader that does not answer");
+    expect_abandoned(load(asked), "a loader that does not answer");
     for (const Playing playing : {Playing::kUnknownPage, Playing::kTooMany}) {
       asked.playing = playing;
-      const Outcome outcome = run_any(asked);
+      const Outcome outcome = load(asked);
       expect(outcome.errors != 0 && outcome.abandoned == 0, "nonsense by the loader that is told", outcome.errors);
+      expect(outcome.wrong == 0, "nonsense by the loader: words neither right nor zero", outcome.wrong);
     }
     asked = {};
     asked.files = 3;
@@ -287,16 +290,14 @@ class LoadCheck {
       }
     }
     for (std::uint32_t i = 0; i < asked.files; ++i) {
-      if (rig_.file_ids[i] < rig_.options.pool_pages) expected_[rig_.file_ids[i]] = file_numbers_[i];
+      if (rig_.file_ids[i] < rig_.options.pool_pages) {
+        expected_[rig_.file_ids[i]] = file_numbers_[i] + (asked.may_be_bad ? kOrZeros : 0);
+      }
     }
   }
   Outcome load(const Asked& asked) {
     choose(asked.pinned, asked.files);
     expect_pages(asked);
-    return run(asked);
-  }
-  Outcome run_any(const Asked& asked) {
-    choose(asked.pinned, asked.files);
     return run(asked);
   }
   Outcome run(const Asked& asked) {
@@ -319,9 +320,7 @@ class LoadCheck {
     check(tardis_gpu_load_enqueue(&load, stream_), "tardis_gpu_load_enqueue");
     for (std::uint32_t layer = 0; layer < layers; ++layer) {
       check(cudaStreamWaitEvent(reader_, rig_.events[layer]), "cudaStreamWaitEvent");
-      if (asked.compare) {
-        compare_layer<<<48, 256, 0, reader_>>>(rig_.pools.args, layer, expected_.get(), wrong_.get() + layer);
-      }
+      compare_layer<<<48, 256, 0, reader_>>>(rig_.pools.args, layer, expected_.get(), wrong_.get() + layer);
     }
     check(cudaGetLastError(), "compare");
     wait_for(stream_, "load");
@@ -350,6 +349,7 @@ class LoadCheck {
   void expect_abandoned(const Outcome& outcome, const std::string& what) {
     expect(outcome.errors == 1 && outcome.abandoned == 1, what + ": one wait without end", outcome.errors, 1);
     expect(!outcome.good, what + ": told bad");
+    expect(outcome.wrong == 0, what + ": words neither right nor zero", outcome.wrong);
     expect(outcome.seconds > 0.05 && outcome.seconds < 1, what + ": milliseconds",
            static_cast<unsigned long long>(outcome.seconds * 1e3), 50);
   }

@@ -122,15 +122,3 @@ def test_scheduler_steps_are_hooked_for_a_linker_only(monkeypatch):
     assert not seam.ok and "no_such_step" in seam.detail
     with pytest.raises(seams.SeamError, match="no_such_step"):
         seams.install_direct()
-
-
-def test_logits_of_failed_loads_are_sanitized(monkeypatch):
-    from sglang.srt.environ import envs
-
-    name = "SGLANG_SANITIZE_NAN_LOGITS"
-    monkeypatch.setenv(name, "0")
-    seams.install_direct()
-    assert not envs.SGLANG_SANITIZE_NAN_LOGITS.get(), "the operator's word stands"
-    monkeypatch.delenv(name)
-    seams.install_direct()
-    assert envs.SGLANG_SANITIZE_NAN_LOGITS.get()

@@ -25,7 +25,7 @@ class Linker:
     """Loads that land or do not; remembers what it was asked."""
 
     def __init__(self):
-        self.landed, self.finished, self.refused, self.scrubbed = {}, [], [], []
+        self.landed, self.finished, self.refused = {}, [], []
 
     def finish_layer_wise_loading(self, index):
         self.finished.append(index)
@@ -33,9 +33,6 @@ class Linker:
 
     def refuse_rid(self, rid):
         self.refused.append(rid)
-
-    def scrub(self, device_indices):
-        self.scrubbed.append(device_indices)
 
 
 class Wrapper:
@@ -90,7 +87,7 @@ class Server:
         self.linker.landed[index] = landed
         self.wrapper.inflight_load_rids = [req.rid for req in reqs]
         self.wrapper.inflight_load_index = index
-        self.wrapper.private_load_indices.update({req.rid: f"tokens of {req.rid}" for req in reqs})
+        self.wrapper.private_load_indices.update({req.rid: object() for req in reqs})
 
         def run(scheduler, batch):
             return load_results.finish_loads(lambda cache, reqs: self.asked_sglang.append(reqs) or [], self.cache, reqs)
@@ -127,7 +124,6 @@ def test_a_request_that_is_released_early_waits_for_its_load_once():
     req.is_retracted, other.kv.holds_kv = True, False  # both are gone from this batch
     server.result(batch)
     assert server.linker.finished == [0] and server.linker.refused == ["a", "b"]
-    assert server.linker.scrubbed == [], "their pages may be anybody's by now"
     assert req.discard_output_reason is None and other.discard_output_reason is None
     assert not req.skip_radix_cache_insert
     assert other.skip_radix_cache_insert, "it was barred by SGLang, before"
@@ -150,7 +146,6 @@ def test_what_cannot_run_again_is_aborted_as_sglang_does(changes):
     server.result(batch)
     assert isinstance(req.discard_output_reason, FINISH_ABORT) and req.skip_radix_cache_insert
     assert server.scheduler._pending_chunked_abort_req is req
-    assert server.linker.scrubbed == ["tokens of a"]
     if req.to_finish is not None:
         assert req.discard_output_reason is req.to_finish
 

@@ -275,11 +275,6 @@ class TardisLinker(UnifiedCacheLinker):
         while len(self._refused) > _MOST_REFUSED:
             self._refused.popitem(last=False)
 
-    def scrub(self, device_indices: torch.Tensor) -> None:
-        """Zero tokens whose load failed: damaged bytes may be NaN, which masks keep out of some kernels' sums only."""
-        for buffer in (*self._pools.keys, *(self._pools.values or ())):
-            buffer.view(torch.uint8).index_fill_(0, device_indices, 0)
-
     # ---- loads -----------------------------------------------------------------------------------------------------
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:

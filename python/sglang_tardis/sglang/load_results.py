@@ -47,9 +47,6 @@ class RetryingLinker(Protocol):
     def refuse_rid(self, rid: str) -> None:
         """Offer no more hits to this request."""
 
-    def scrub(self, device_indices: torch.Tensor) -> None:
-        """Zero tokens that did not land, of which anybody's request is to have the pages."""
-
 
 class _Launched:
     """The loads of one batch, from its launch to its result."""
@@ -149,16 +146,15 @@ class LoadResults:
             return
         landed = torch.tensor([int(self._wait(launched))], dtype=torch.int)
         self._cache._all_reduce_attn_groups(landed, torch.distributed.ReduceOp.MIN)
-        tails = {}
         for rid in launched.rids:
             if self._by_rid.get(rid) is launched:
                 del self._by_rid[rid]
-                tails[rid] = self._wrapper.private_load_indices.pop(rid, None)
+                self._wrapper.private_load_indices.pop(rid, None)
         _publish(launched.barred)
         if not landed.item():
-            self._fail(scheduler, batch, launched, tails)
+            self._fail(scheduler, batch, launched)
 
-    def _fail(self, scheduler: Any, batch: Any, launched: _Launched, tails: dict[str, Any]) -> None:
+    def _fail(self, scheduler: Any, batch: Any, launched: _Launched) -> None:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
         again, aborted, names = [], [], set(launched.rids)
@@ -167,8 +163,6 @@ class LoadResults:
         for req in batch.reqs:
             if req.rid not in names or req.finished() or req.is_retracted or not req.kv.holds_kv:
                 continue
-            if (tail := tails.get(req.rid)) is not None:
-                self._wrapper.cache_linker.scrub(tail)
             if req.to_finish is None and _can_run_again(req, batch):
                 self._failed.append(_Failed(req, not req.skip_radix_cache_insert))
                 again.append(req.rid)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import multiprocessing
-import os
 import sys
 import typing
 from collections.abc import Callable
@@ -260,9 +259,6 @@ def install_direct() -> None:
     """
     global _direct
     _direct = True
-    # The forward of a load that fails runs on what its pages hold, which may be NaN on a damaged drive; a sampler would
-    # end the process, or give a token id out of the vocabulary to the next step.
-    os.environ.setdefault("SGLANG_SANITIZE_NAN_LOGITS", "1")
     for hook in _direct_hooks():
         importlib.import_module(hook.module)
     install_late()
