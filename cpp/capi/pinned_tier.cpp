@@ -38,12 +38,16 @@ std::vector<PinnedTier::Name> names_of(uint32_t space, const uint8_t* hashes, st
   return names;
 }
 
+// Of the touches that it takes to use every slot once.
+constexpr uint64_t kNeighbourShare = 4;
+
 void reserve(PinnedTier& tier, uint32_t space, const uint8_t* hashes, std::size_t n, uint8_t* results, uint32_t* slots,
              uint64_t* addresses, bool spare) {
+  std::vector<PinnedTier::Reserved> reserved(n);
+  tier.reserve_each(names_of(space, hashes, n).data(), n, reserved.data(), slots, spare);
   for (std::size_t i = 0; i < n; ++i) {
-    const auto reserved = tier.reserve(name_of(space, hashes, i), slots[i], spare);
-    results[i] = static_cast<uint8_t>(reserved);
-    if (reserved == PinnedTier::Reserved::kYes) addresses[i] = tier.address(slots[i]);
+    results[i] = static_cast<uint8_t>(reserved[i]);
+    if (reserved[i] == PinnedTier::Reserved::kYes) addresses[i] = tier.address(slots[i]);
   }
 }
 
@@ -52,7 +56,8 @@ void reserve(PinnedTier& tier, uint32_t space, const uint8_t* hashes, std::size_
 tardis_code tardis_pinned_open(void* memory, uint64_t bytes, uint64_t slot_bytes, uint64_t reuse_bonus,
                                tardis_pinned_tier** tier, char** error) {
   return guarded(error, [&]() -> Status {
-    auto made = PinnedTier::create({memory, bytes, slot_bytes, reuse_bonus});
+    auto made = PinnedTier::create(
+        {memory, bytes, slot_bytes, reuse_bonus, slot_bytes == 0 ? 0 : bytes / slot_bytes / kNeighbourShare});
     if (!made) return made.error();
     auto handle = std::make_unique<tardis_pinned_tier>();
     handle->tier = std::move(*made);

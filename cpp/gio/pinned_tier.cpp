@@ -37,7 +37,7 @@ PinnedTier::PinnedTier(const PinnedTierOptions& options)
     : options_(options),
       base_(reinterpret_cast<std::uint64_t>(options.memory)),
       slots_(options.bytes / options.slot_bytes) {
-  for (auto slot = static_cast<std::uint32_t>(slots_.size()); slot > 0; --slot) free_.push_back(slot - 1);
+  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) free_.insert(free_.end(), slot);
   counters_.slots = slots_.size();
 }
 
@@ -49,7 +49,7 @@ void PinnedTier::touch(std::uint32_t slot, bool reuse) {
 
 void PinnedTier::release(std::uint32_t slot) {
   slots_[slot] = {};
-  free_.push_back(slot);
+  free_.insert(slot);
 }
 
 std::size_t PinnedTier::find(const Name* names, std::size_t n, std::uint8_t* there) const {
@@ -117,24 +117,39 @@ Status PinnedTier::unpin(const std::uint32_t* slots, std::size_t n) {
   return {};
 }
 
+// There is an object that can go.
+std::uint32_t PinnedTier::victim() const {
+  const auto [score, least] = *evictable_.begin();
+  if (next_ < slots_.size()) {
+    const Slot& next = slots_[next_];
+    if (next.state == State::kPublished && next.pins == 0 && next.reuses <= slots_[least].reuses &&
+        next.score - score < options_.neighbour_slack) {
+      return next_;
+    }
+  }
+  return least;
+}
+
 std::optional<std::uint32_t> PinnedTier::take_slot(bool spare) {
   if (free_.empty()) {
     if (evictable_.empty()) return std::nullopt;
-    const std::uint32_t victim = evictable_.begin()->second;
-    if (spare && slots_[victim].reuses > 0) return std::nullopt;
-    evictable_.erase(evictable_.begin());
-    names_.erase(slots_[victim].name);
+    const std::uint32_t gone = victim();
+    if (spare && slots_[gone].reuses > 0) return std::nullopt;
+    evictable_.erase({slots_[gone].score, gone});
+    names_.erase(slots_[gone].name);
     --counters_.published;
     ++counters_.evicted;
-    release(victim);
+    release(gone);
   }
-  const std::uint32_t slot = free_.back();
-  free_.pop_back();
+  auto taken = free_.lower_bound(next_);
+  if (taken == free_.end()) taken = free_.begin();
+  const std::uint32_t slot = *taken;
+  free_.erase(taken);
+  next_ = slot + 1;
   return slot;
 }
 
-PinnedTier::Reserved PinnedTier::reserve(const Name& name, std::uint32_t& slot, bool spare) {
-  const std::lock_guard lock(mutex_);
+PinnedTier::Reserved PinnedTier::reserve_one(const Name& name, std::uint32_t& slot, bool spare) {
   if (const auto known = names_.find(name); known != names_.end()) {
     return slots_[known->second].state == State::kPublished ? Reserved::kThere : Reserved::kBusy;
   }
@@ -149,6 +164,31 @@ PinnedTier::Reserved PinnedTier::reserve(const Name& name, std::uint32_t& slot, 
   names_[name] = slot;
   ++counters_.reserved;
   return Reserved::kYes;
+}
+
+PinnedTier::Reserved PinnedTier::reserve(const Name& name, std::uint32_t& slot, bool spare) {
+  const std::lock_guard lock(mutex_);
+  return reserve_one(name, slot, spare);
+}
+
+void PinnedTier::reserve_each(const Name* names, std::size_t n, Reserved* results, std::uint32_t* slots, bool spare) {
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t first = next_;
+  std::vector<std::uint32_t> taken;
+  for (std::size_t i = 0; i < n; ++i) {
+    results[i] = reserve_one(names[i], slots[i], spare);
+    if (results[i] == Reserved::kYes) taken.push_back(slots[i]);
+  }
+  // Nobody knows of them yet. Objects that make room come in the order of their worth, in which several prompts' mix.
+  std::sort(taken.begin(), taken.end());
+  std::rotate(taken.begin(), std::lower_bound(taken.begin(), taken.end(), first), taken.end());
+  auto next = taken.begin();
+  for (std::size_t i = 0; i < n; ++i) {
+    if (results[i] != Reserved::kYes) continue;
+    slots[i] = *next++;
+    slots_[slots[i]].name = names[i];
+    names_[names[i]] = slots[i];
+  }
 }
 
 Status PinnedTier::publish(std::uint32_t slot, bool pinned) {

@@ -23,6 +23,9 @@ struct PinnedTierOptions {
   std::uint64_t slot_bytes = 0;  // of an object, a multiple of 16
   std::uint64_t reuse_bonus =
       0;  // touches of other objects that one reuse is worth; three reuses count, as in the store
+  // An object that was touched fewer touches than this after the one that is worth least, and was used again no more
+  // often, goes in its place if its slot is behind the one that was taken last: so runs of slots stay together.
+  std::uint64_t neighbour_slack = 0;
 };
 
 struct PinnedCounters {
@@ -60,6 +63,9 @@ class PinnedTier {
   // publish(). kThere: it is published; kBusy: somebody else fills it; kFull.
   // `spare`: in place of one that was never used again, or kFull.
   Reserved reserve(const Name& name, std::uint32_t& slot, bool spare = false);
+  // The same for each in turn; slots[i] is set where results[i] is kYes. They ascend (from the last slot on with the
+  // first), and follow each other where they can: copy engines move such runs with one command.
+  void reserve_each(const Name* names, std::size_t n, Reserved* results, std::uint32_t* slots, bool spare = false);
   // By who reserved it, once each: its bytes are there, and stay until unpin() if `pinned`; or will not be. An error:
   // nobody fills it.
   Status publish(std::uint32_t slot, bool pinned = false);
@@ -92,6 +98,8 @@ class PinnedTier {
   bool erase_one(const Name& name);
   bool pin_one(const Name& name, std::uint32_t& slot);
   std::optional<std::uint32_t> take_slot(bool spare);
+  std::uint32_t victim() const;
+  Reserved reserve_one(const Name& name, std::uint32_t& slot, bool spare);
   void drop(std::uint32_t slot);
   void release(std::uint32_t slot);
   void touch(std::uint32_t slot, bool reuse);
@@ -100,7 +108,8 @@ class PinnedTier {
   const std::uint64_t base_;
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;
-  std::vector<std::uint32_t> free_;
+  std::set<std::uint32_t> free_;
+  std::uint32_t next_ = 0;  // behind the slot that was taken last: the next one if it is free
   std::unordered_map<Name, std::uint32_t, NameHash> names_;      // of slots that are filled or published
   std::set<std::pair<std::uint64_t, std::uint32_t>> evictable_;  // (score, slot): published and not pinned
   std::uint64_t clock_ = 0;

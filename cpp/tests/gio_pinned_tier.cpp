@@ -23,8 +23,9 @@ using Reserved = PinnedTier::Reserved;
 
 Name name_of(std::uint64_t number) { return {tardis::testing::page_key(number / 3, 1), std::uint32_t(number % 3)}; }
 
-std::unique_ptr<PinnedTier> make_tier(AlignedBuffer& memory, std::uint64_t slot_bytes, std::uint64_t bonus = 0) {
-  auto made = PinnedTier::create({memory.data(), memory.size(), slot_bytes, bonus});
+std::unique_ptr<PinnedTier> make_tier(AlignedBuffer& memory, std::uint64_t slot_bytes, std::uint64_t bonus = 0,
+                                      std::uint64_t slack = 0) {
+  auto made = PinnedTier::create({memory.data(), memory.size(), slot_bytes, bonus, slack});
   EXPECT_TRUE(made) << (made ? "" : made.error().message);
   return made ? std::move(*made) : nullptr;
 }
@@ -221,6 +222,60 @@ TEST(GioPinnedTier, AgreesWithAModel) {
     for (std::uint64_t number = 0; number < kSlots; ++number) {
       ASSERT_EQ(tier->reserve(name_of(number), slot), Reserved::kYes);
     }
+  }
+}
+
+// What a copy engine's commands count: runs of a prompt's pages whose slots follow each other.
+// Prompts have 66 pages in the mean.
+TEST(GioPinnedTier, SlotsOfACallFollowEachOther) {
+  constexpr std::uint64_t kSlots = 1024;
+  AlignedBuffer memory(kSlots * 64);
+  const auto tier = make_tier(memory, 64, kSlots / 2, kSlots / 4);
+  std::mt19937_64 random(11);
+  std::uint64_t number = 0, pages = 0, runs = 0;
+  std::vector<std::vector<Name>> prompts;
+  for (int round = 0; round < 200; ++round) {
+    const std::size_t n = 16 + random() % 100;
+    std::vector<Name> names;
+    for (std::size_t i = 0; i < n; ++i) names.push_back(name_of(number++));
+    std::vector<Reserved> results(n);
+    std::vector<std::uint32_t> slots(n);
+    tier->reserve_each(names.data(), n, results.data(), slots.data());
+    int back = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      ASSERT_EQ(results[i], Reserved::kYes);
+      if (i != 0) back += slots[i] < slots[i - 1];
+      std::memcpy(reinterpret_cast<void*>(tier->address(slots[i])), names[i].hash.data(), 8);
+    }
+    ASSERT_LE(back, 1);
+    for (const std::uint32_t slot : slots) ASSERT_TRUE(tier->publish(slot));
+    if (round >= 20) {  // it is full, and prompts make room for others
+      pages += n;
+      runs += 1;
+      for (std::size_t i = 1; i < n; ++i) runs += slots[i] != slots[i - 1] + 1;
+    }
+    prompts.push_back(names);
+    // Earlier ones are used again, so that worth and age differ; some go.
+    const std::vector<Name>& other = prompts[prompts.size() - 1 - random() % std::min<std::size_t>(prompts.size(), 12)];
+    std::vector<std::uint32_t> held(other.size());
+    const std::size_t there = tier->pin(other.data(), other.size() * (1 + random() % 2) / 2, held.data());
+    for (std::size_t i = 0; i < there; ++i) {
+      ASSERT_EQ(std::memcmp(reinterpret_cast<const void*>(tier->address(held[i])), other[i].hash.data(), 8), 0);
+    }
+    ASSERT_TRUE(tier->unpin(held.data(), there));
+    if (random() % 8 == 0) {
+      for (const Name& name : prompts[random() % prompts.size()]) (void)tier->erase(name);
+    }
+  }
+  EXPECT_GE(static_cast<double>(pages) / static_cast<double>(runs), 10.0) << pages << " pages in " << runs << " runs";
+  tier->clear();  // in no order
+  std::vector<Name> names;
+  for (std::size_t i = 0; i < kSlots; ++i) names.push_back(name_of(number++));
+  std::vector<Reserved> results(kSlots);
+  std::vector<std::uint32_t> slots(kSlots);
+  tier->reserve_each(names.data(), kSlots, results.data(), slots.data());
+  for (std::uint32_t i = 0; i < kSlots; ++i) {
+    ASSERT_TRUE(results[i] == Reserved::kYes && slots[i] == (slots[0] + i) % kSlots);
   }
 }
 
