@@ -205,6 +205,9 @@ def check_round_trips(outcome: Outcome, rig: Rig, name: str, rounds: int, pages:
         rig.poison()
         some = int(random.integers(1, pages + 1))
         places = random.permutation(rig.pages)[:some].tolist()
+        if number % 8 == 4:  # of which all are in memory: one run, or few
+            first = int(random.integers(0, rig.pages - some + 1))
+            places = list(range(first, first + some))
         batch = rig.load(np.ascontiguousarray(hashes[:some]), places)
         if number % 3 == 0:
             others = [page for page in range(rig.pages) if page not in set(places)][:4]
@@ -221,6 +224,9 @@ def check_round_trips(outcome: Outcome, rig: Rig, name: str, rounds: int, pages:
     outcome.expect(wrong == 0 and unlike == 0, f"{name}: loads", (wrong, unlike))
     state = rig.door.state()
     outcome.expect(state["dram_pinned"] == state["loads_under_way"] == 0, f"{name}: what is left", state)
+    if rig.device.type == "cuda":
+        ways = state["loads_by_copy_engine"], state["loads_by_movers"]
+        outcome.expect(min(ways) > 0, f"{name}: loads by copy engines and by movers", ways)
     outcome.report.add(f"loads: {name}", "files of a store", rounds, wrong + unlike, "wrong")
 
 
@@ -385,8 +391,10 @@ def timing(outcome: Outcome, root: pathlib.Path, quick: bool) -> None:
         report.add("offload, host", "pinned memory", pages, (called - start) * 1e6, "us")
         report.add("offload, copied", "pinned memory", pages, gbytes / (copied - start), "GB/s")
         report.add("offload, stored", "files of a store", pages, gbytes / (time.perf_counter() - start), "GB/s")
-        for source in ("memory", "files"):
+        for source in ("memory", "memory, movers", "files"):
             total, host, first = [], [], []
+            rig.door.engine.copy_engine = source == "memory"
+            before = rig.door.engine.loads_by_copy_engine
             for _ in range(5):
                 if source == "files":
                     rig.door.tier.clear()
@@ -399,6 +407,8 @@ def timing(outcome: Outcome, root: pathlib.Path, quick: bool) -> None:
                 first.append(time.perf_counter() - start)
                 outcome.expect(batch.finish(), f"timing: load from {source}")
                 total.append(time.perf_counter() - start)
+            by_copies = rig.door.engine.loads_by_copy_engine - before
+            outcome.expect(by_copies == (5 if source == "memory" else 0), f"timing: how {source} was loaded", by_copies)
             for name, times, unit in (("host", host, "us"), ("first layer", first, "us")):
                 report.add(f"load from {source}, {name}", "direct door", pages, statistics.median(times) * 1e6, unit)
             report.add(f"load from {source}", "direct door", pages, gbytes / statistics.median(total), "GB/s")

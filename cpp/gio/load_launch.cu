@@ -252,5 +252,6 @@ extern "C" int tardis_gpu_load_prepare(void) {
 }
 
 extern "C" void tardis_gpu_load_sizes_of(tardis_gpu_load_sizes* sizes) {
-  *sizes = {sizeof(tardis_gpu_pools), sizeof(tardis_gpu_transfer_work), sizeof(LoadCall), sizeof(tardis_gpu_offload)};
+  *sizes = {sizeof(tardis_gpu_pools),   sizeof(tardis_gpu_transfer_work), sizeof(LoadCall),
+            sizeof(tardis_gpu_offload), sizeof(tardis_gpu_load_run),      sizeof(tardis_gpu_load_runs)};
 }

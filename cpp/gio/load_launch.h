@@ -63,6 +63,30 @@ struct tardis_gpu_load {
  * or zeros. */
 TARDIS_GPU_API int tardis_gpu_load_enqueue(const struct tardis_gpu_load* load, void* stream);
 
+/* Pages that follow each other in the pools, and whose objects do in pinned memory. */
+struct tardis_gpu_load_run {
+  uint64_t object; /* address of the first */
+  uint32_t page;   /* the first */
+  uint32_t pages;
+};
+
+/* A load of pages from pinned memory by copy engines: no SM, and more of the link than a mover takes, but a command for
+ * each run of each layer's K and V. Beyond about 1,000 commands under way the call waits until they have become fewer.
+ */
+struct tardis_gpu_load_runs {
+  struct tardis_gpu_pools pools;          /* layers are not used */
+  const struct tardis_gpu_load_run* runs; /* host memory, read before the call returns */
+  uint64_t object_stride;                 /* from an object of a run to the next */
+  struct tardis_gpu_link* link;           /* NULL: nobody is told */
+  void* const* events;                    /* cudaEvent_t[layer_count], recorded behind each layer's last byte */
+  uint32_t run_count;
+  uint32_t link_class; /* enum tardis_gpu_link_class, active meanwhile */
+};
+
+/* Enqueues it all, layer by layer. cudaErrorInvalidValue: a run without pages or beyond the pools, or objects that
+ * overlap; nothing was enqueued. After another error a part may be. */
+TARDIS_GPU_API int tardis_gpu_load_runs_enqueue(const struct tardis_gpu_load_runs* load, void* stream);
+
 /* Pages of the pools to objects in pinned memory, all layers. */
 struct tardis_gpu_offload {
   struct tardis_gpu_pools pools;
@@ -79,9 +103,10 @@ TARDIS_GPU_API int tardis_gpu_offload_enqueue(const struct tardis_gpu_offload* o
 /* Loads the kernels, as tardis_gpu_load(). */
 TARDIS_GPU_API int tardis_gpu_load_prepare(void);
 
-/* sizeof of pools, transfer_work, load, offload: compared by callers that declare them in another language. */
+/* sizeof of pools, transfer_work, load, offload, load_run, load_runs: compared by callers that declare them in another
+ * language. */
 struct tardis_gpu_load_sizes {
-  uint32_t pools, work, load, offload;
+  uint32_t pools, work, load, offload, run, runs;
 };
 TARDIS_GPU_API void tardis_gpu_load_sizes_of(struct tardis_gpu_load_sizes* sizes);
 

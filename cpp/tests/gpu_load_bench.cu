@@ -61,6 +61,10 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+struct LinkDestroy {
+  void operator()(tardis_gpu_link* link) const { tardis_gpu_link_destroy(link); }
+};
+
 struct Times {
   double all, first, host, ready;  // s: to the last layer and the first, of the call, until the loader was ready
 };
@@ -79,6 +83,9 @@ class LoadBench {
         ids_(mapped_array<std::uint32_t>(options.most_pages)),
         page_order_(options.pool_pages),
         plain_events_(options.shape.layers) {
+    tardis_gpu_link* link = nullptr;
+    check(tardis_gpu_link_create(&link), "tardis_gpu_link_create");
+    link_.reset(link);
     for (cudaEvent_t& event : plain_events_) {
       check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
     }
@@ -112,6 +119,11 @@ class LoadBench {
       for (const std::uint32_t ctas : {1u, 2u, 4u}) {
         rows("load from pinned memory, " + std::to_string(ctas) + " CTAs", n, mover_in_,
              [&] { return load(n, 0, ctas, high_); });
+      }
+      for (const std::uint32_t each : std::set<std::uint32_t>{n, 128, 32, 16, 8}) {
+        if (n % each != 0) continue;  // also where a run would be longer than all
+        rows("load from pinned memory, copy engine, runs of " + std::to_string(each), n, copy_in_,
+             [&] { return load_runs(n, each); });
       }
     }
   }
@@ -391,16 +403,52 @@ class LoadBench {
     if (plain_) return times;
     times.first = since_begin(rig_.events.front());
     times.all = since_begin(rig_.events.back());
-    if (compare) {
-      check(cudaMemsetAsync(wrong_.get(), 0, sizeof(unsigned long long), stream), "wrong");
-      for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-        compare_layer<<<256, 256, 0, stream>>>(rig_.pools.args, layer, expected_.get(), wrong_.get());
-      }
-      wait_for(stream, "comparison");
-      const unsigned long long wrong = copy(wrong_.get(), 1)[0];
-      expect(wrong == 0, "words that are wrong", wrong);
-    }
+    if (compare) compare_pools(stream);
     return times;
+  }
+  // By copy engines: objects in runs of `each`, to pages in runs of as many, in another order.
+  Times load_runs(std::uint32_t n, std::uint32_t each) {
+    const std::uint32_t count = n / each, shift = static_cast<std::uint32_t>(next() % count);
+    std::vector<tardis_gpu_load_run> runs;
+    std::fill_n(expected_.get(), rig_.options.pool_pages, kNobody);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint32_t object = i * each, page = (i + shift) % count * (each + 1);  // of which there are two for one
+      runs.push_back({rig_.pinned_address(object), page, each});
+      for (std::uint32_t k = 0; k < each; ++k) expected_[page + k] = LoadRig::kPinnedNumbers + object + k;
+    }
+    const auto& events = plain_ ? plain_events_ : rig_.events;
+    const tardis_gpu_load_runs load{rig_.pools.args,
+                                    runs.data(),
+                                    shape_.bytes(),
+                                    link_.get(),
+                                    reinterpret_cast<void* const*>(events.data()),
+                                    count,
+                                    TARDIS_GPU_LINK_RESTORE};
+    const bool compare = compared_runs_.insert({n, each}).second;
+    if (compare) {
+      rig_.pools.poison(high_);
+      wait_for(high_, "poison");
+    }
+    Times times{};
+    check(cudaEventRecord(begin_, high_), "cudaEventRecord");
+    const auto start = Clock::now();
+    check(tardis_gpu_load_runs_enqueue(&load, high_), "tardis_gpu_load_runs_enqueue");
+    times.host = since(start);
+    wait_for(high_, "load");
+    if (plain_) return times;
+    times.first = since_begin(rig_.events.front());
+    times.all = since_begin(rig_.events.back());
+    if (compare) compare_pools(high_);
+    return times;
+  }
+  void compare_pools(cudaStream_t stream) {
+    check(cudaMemsetAsync(wrong_.get(), 0, sizeof(unsigned long long), stream), "wrong");
+    for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+      compare_layer<<<256, 256, 0, stream>>>(rig_.pools.args, layer, expected_.get(), wrong_.get());
+    }
+    wait_for(stream, "comparison");
+    const unsigned long long wrong = copy(wrong_.get(), 1)[0];
+    expect(wrong == 0, "words that are wrong", wrong);
   }
   double since_begin(cudaEvent_t event) const {
     float milliseconds = 0;
@@ -469,6 +517,8 @@ class LoadBench {
   MappedArray<std::uint32_t> ids_;
   std::vector<std::uint32_t> page_order_;
   std::set<std::tuple<std::uint32_t, std::uint32_t, bool>> compared_;
+  std::set<std::pair<std::uint32_t, std::uint32_t>> compared_runs_;
+  std::unique_ptr<tardis_gpu_link, LinkDestroy> link_;
   std::uint64_t seed_ = 0;
   std::string text_;
   double copy_in_ = 0, copy_out_ = 0, mover_in_ = 0, mover_out_ = 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// On a GPU: loads from pinned memory, from a live store's files and from both, each layer compared word for word by a
-// stream that waits for its event alone, in pools of poison; damaged bytes, rings that cannot, a loader that never
-// answers or answers nonsense, ids outside of the pools; offloads, also beside loads. Arguments: loads of each shape
-// (80), a folder for the store (/dev/shm). Exit status 0: all as expected; 1: not, or a CUDA error; 77: no GPU here.
+// On a GPU: loads from pinned memory (movers, copy engines), from a live store's files and from both, each layer
+// compared word for word by a stream that waits for its event alone, in pools of poison; damaged bytes, rings that
+// cannot, a loader that never answers or answers nonsense, ids outside of the pools; offloads, also beside loads.
+// Arguments: loads of each shape (80), a folder for the store (/dev/shm). Exit status 0: all as expected; 1: not, or a
+// CUDA error; 77: no GPU here.
 #include <numeric>
 #include <optional>
 #include <random>
@@ -62,6 +63,60 @@ class LoadCheck {
     const ObjectShape& shape = rig_.options.shape;
     std::printf("pages of %u layers x %u x %u bytes: %d loads, %llu pages landed, %llu words compared\n", shape.layers,
                 shape.sides, shape.page_bytes, count, ull(pages), ull(compared));
+  }
+
+  // From pinned memory by copy engines: runs of any length, in any order.
+  void runs(int count) {
+    tardis_gpu_link* link = nullptr;
+    check(tardis_gpu_link_create(&link), "tardis_gpu_link_create");
+    std::uint64_t pages = 0, all = 0, wrong = 0;
+    for (int i = 0; i < count; ++i) {
+      const std::vector<tardis_gpu_load_run> runs = choose_runs(i % 3 == 0 ? 1 : 1 + i % 13);
+      tardis_gpu_load_runs load = runs_of(runs);
+      load.link = i % 2 == 0 ? link : nullptr;
+      check(cudaMemsetAsync(wrong_.get(), 0, rig_.options.shape.layers * sizeof(unsigned long long), stream_), "wrong");
+      rig_.pools.poison(stream_);
+      wait_for(stream_, "poison");
+      check(tardis_gpu_load_runs_enqueue(&load, stream_), "tardis_gpu_load_runs_enqueue");
+      wrong += compare_layers();
+      for (const tardis_gpu_load_run& run : runs) pages += run.pages;
+      all += runs.size();
+    }
+    expect(wrong == 0, "words of loads by copy engines", wrong);
+    tardis_gpu_link_counters counters{};
+    check(tardis_gpu_link_count(link, TARDIS_GPU_LINK_RESTORE, &counters), "tardis_gpu_link_count");
+    expect(counters.active == 0 && counters.errors == 0, "users of the link", counters.active);
+    check(tardis_gpu_link_destroy(link), "tardis_gpu_link_destroy");
+    std::printf("copy engines: %d loads, %llu pages in %llu runs landed\n", count, ull(pages), ull(all));
+  }
+
+  void expect_refused_runs() {
+    const std::uint32_t pages = rig_.options.pool_pages;
+    const tardis_gpu_load_run good{rig_.pinned_address(0), 0, 1};
+    const auto refused = [&](tardis_gpu_load_run run, auto change, const char* what) {
+      const std::vector<tardis_gpu_load_run> runs{good, run};
+      tardis_gpu_load_runs load = runs_of(runs);
+      change(load);
+      expect(tardis_gpu_load_runs_enqueue(&load, stream_) == cudaErrorInvalidValue, what);
+    };
+    const auto same = [](auto&) {};
+    rig_.pools.poison(stream_);
+    wait_for(stream_, "poison");
+    refused({good.object, 0, 0}, same, "a run without pages refused");
+    refused({good.object, pages, 1}, same, "a run behind the pools refused");
+    refused({good.object, pages - 1, 2}, same, "a run beyond the pools refused");
+    refused({good.object, 0xFFFFFFFFu, 2}, same, "a run from no page refused");
+    refused({0, 0, 1}, same, "a run without objects refused");
+    refused(
+        good, [](auto& load) { load.object_stride -= 16; }, "objects that overlap refused");
+    refused(
+        good, [](auto& load) { load.events = nullptr; }, "a load without events refused");
+    refused(
+        good, [](auto& load) { load.link_class = TARDIS_GPU_LINK_CLASSES; }, "another class refused");
+    std::fill_n(expected_.get(), pages, kNobody);
+    check(cudaMemsetAsync(wrong_.get(), 0, rig_.options.shape.layers * sizeof(unsigned long long), stream_), "wrong");
+    for (cudaEvent_t event : rig_.events) check(cudaEventRecord(event, stream_), "cudaEventRecord");
+    expect(compare_layers() == 0, "nothing that was written");
   }
 
   void rings_that_cannot() {
@@ -295,6 +350,61 @@ class LoadCheck {
       }
     }
   }
+  // Starts of pieces of these lengths among `total` places, in any order and with gaps or without.
+  std::vector<std::uint32_t> starts(const std::vector<std::uint32_t>& lengths, std::uint32_t total) {
+    std::vector<std::size_t> order(lengths.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::shuffle(order.begin(), order.end(), random_);
+    std::uint32_t at = 0, spare = total - std::accumulate(lengths.begin(), lengths.end(), 0u);
+    std::vector<std::uint32_t> all(lengths.size());
+    for (const std::size_t i : order) {
+      const auto gap = static_cast<std::uint32_t>(random_() % 2 == 0 ? 0 : random_() % (spare + 1));
+      all[i] = at + gap;
+      at += gap + lengths[i];
+      spare -= gap;
+    }
+    return all;
+  }
+  std::vector<tardis_gpu_load_run> choose_runs(std::uint32_t longest) {
+    const std::uint32_t most = std::min(rig_.options.pinned, rig_.options.pool_pages);
+    std::vector<std::uint32_t> lengths;
+    for (std::uint32_t left = 1 + static_cast<std::uint32_t>(random_() % most); left > 0; left -= lengths.back()) {
+      lengths.push_back(1 + static_cast<std::uint32_t>(random_() % std::min(longest, left)));
+    }
+    const auto objects = starts(lengths, rig_.options.pinned), pages = starts(lengths, rig_.options.pool_pages);
+    std::fill_n(expected_.get(), rig_.options.pool_pages, kNobody);
+    std::vector<tardis_gpu_load_run> runs;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      runs.push_back({rig_.pinned_address(objects[i]), pages[i], lengths[i]});
+      for (std::uint32_t page = 0; page < lengths[i]; ++page) {
+        expected_[pages[i] + page] = LoadRig::kPinnedNumbers + objects[i] + page;
+      }
+    }
+    return runs;
+  }
+  tardis_gpu_load_runs runs_of(const std::vector<tardis_gpu_load_run>& runs) const {
+    return {rig_.pools.args,
+            runs.data(),
+            rig_.options.shape.bytes(),
+            nullptr,
+            reinterpret_cast<void* const*>(rig_.events.data()),
+            static_cast<std::uint32_t>(runs.size()),
+            TARDIS_GPU_LINK_RESTORE};
+  }
+  // Each layer behind its event alone; the words that are wrong.
+  std::uint64_t compare_layers() {
+    const std::uint32_t layers = rig_.options.shape.layers;
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      check(cudaStreamWaitEvent(reader_, rig_.events[layer]), "cudaStreamWaitEvent");
+      compare_layer<<<48, 256, 0, reader_>>>(rig_.pools.args, layer, expected_.get(), wrong_.get() + layer);
+    }
+    check(cudaGetLastError(), "compare");
+    wait_for(stream_, "load");
+    wait_for(reader_, "its reader");
+    std::uint64_t all = 0;
+    for (const unsigned long long wrong : copy(wrong_.get(), layers)) all += wrong;
+    return all;
+  }
   Outcome load(const Asked& asked) {
     choose(asked.pinned, asked.files);
     expect_pages(asked);
@@ -380,7 +490,9 @@ int main(int argc, char** argv) {
     options.pool_pages = 128;
     LoadCheck check(options, seed);
     check.expect_refusals();
+    check.expect_refused_runs();
     check.loads(loads);
+    check.runs(loads);
     check.rings_that_cannot();
     check.damage(12);
     check.bad_loaders();
@@ -392,6 +504,7 @@ int main(int argc, char** argv) {
     options.command_bytes = 16 << 10;
     LoadCheck check(options, seed + 1);
     check.loads(loads);
+    check.runs(loads);
     check.rings_that_cannot();
     check.damage(4);
     check.offloads(10);
@@ -404,6 +517,7 @@ int main(int argc, char** argv) {
     options.most_pages = 32;
     LoadCheck check(options, seed + 2);
     check.loads(loads);
+    check.runs(loads);
     check.offloads(4);
   }
   std::printf("%d failures\n", failures);

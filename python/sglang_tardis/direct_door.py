@@ -2,7 +2,7 @@
 """The direct door without SGLang: pages of a pool <-> pinned memory and the files of a store (docs/direct.md).
 
 What `sglang.linker` translates SGLang's calls into. All calls come from one thread, the scheduler's; none does I/O, and
-none waits but `LoadBatch.finish`, `reset` and `close`.
+none waits but `LoadBatch.finish`, `reset` and `close`; on a GPU `start`, for the kernels of the current stream.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class DoorOptions(NamedTuple):
         deadline_ms: of a layer's read.
         writes: whether this rank stores pages, or another one the same bytes.
         rings: False: parts of objects lie in several files, and the host reads them.
+        copy_engine: False: movers alone load pages from memory, for comparisons.
     """
 
     dram: int
@@ -54,6 +55,7 @@ class DoorOptions(NamedTuple):
     deadline_ms: int = 5_000
     writes: bool = True
     rings: bool = True
+    copy_engine: bool = True
 
 
 class QueuedLoad(NamedTuple):
@@ -162,7 +164,14 @@ class DirectDoor:
         if self._transfers is not None:
             self._steps.append(self._transfers.close)
         self.engine = LoadEngine(
-            store, namespace, pools, self.session, transfers=self._transfers, rings=options.rings, loads=_LOADS
+            store,
+            namespace,
+            pools,
+            self.session,
+            transfers=self._transfers,
+            rings=options.rings,
+            loads=_LOADS,
+            copy_engine=options.copy_engine,
         )
         self._steps.append(self.engine.close)
         copies: PageCopies = HostPageCopies(pools, layout)
@@ -210,7 +219,8 @@ class DirectDoor:
         tier = {f"dram_{name}": value for name, value in self.tier.counters().items()}
         loader = {f"loader_{name}": value for name, value in self.engine.counters().items()}
         behind = {f"write_{name}": value for name, value in self.behind.state().items()}
-        now = {"loads_under_way": self.engine.under_way, "renewals": self.engine.renewals}
+        fields = ("renewals", "loads_by_copy_engine", "loads_by_movers")
+        now = {"loads_under_way": self.engine.under_way, **{name: getattr(self.engine, name) for name in fields}}
         return {**self.counts, **tier, **loader, **behind, **now}
 
     # ---- queries and loads

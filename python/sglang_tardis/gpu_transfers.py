@@ -29,6 +29,7 @@ class GpuTransfers:
         load_stream: of the highest priority: loads of all batches, one after the other.
         offload_stream: of the lowest.
         pools: tardis_gpu_pools.
+        link: tardis_gpu_link.
 
     Raises:
         GpuLibraryMissingError: libtardis_gpu.so is not there. GioError: the device refused.
@@ -46,6 +47,7 @@ class GpuTransfers:
             link = ctypes.c_void_p()
             self._gpu.call("tardis_gpu_link_create", ctypes.byref(link))
             self._close = weakref.finalize(self, _destroy, self._gpu, link)
+            self.link = link
             self._words = self._gpu.library.tardis_gpu_link_words_of(link)
             self.pools = self._make_pools(pools, layout)
         self.layout = layout
@@ -93,6 +95,10 @@ class GpuTransfers:
     def enqueue_load(self, load: loads_abi.GpuLoad) -> None:
         """On the load stream; returns at once."""
         self._gpu.call("tardis_gpu_load_enqueue", ctypes.byref(load), self.load_stream.cuda_stream)
+
+    def enqueue_runs(self, load: loads_abi.GpuLoadRuns) -> None:
+        """On the load stream, by copy engines; waits where about 1,000 commands are under way."""
+        self._gpu.call("tardis_gpu_load_runs_enqueue", ctypes.byref(load), self.load_stream.cuda_stream)
 
     def enqueue_offload(self, offload: loads_abi.GpuOffload) -> None:
         """On the offload stream; returns at once."""

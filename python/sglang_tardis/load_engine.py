@@ -25,6 +25,7 @@ from sglang_tardis.gpu_transfers import GpuTransfers
 from sglang_tardis.host_memory import HostMemory
 from sglang_tardis.kv_pools import KvPools
 from sglang_tardis.log import RateLimitedLog, logger
+from sglang_tardis.page_runs import page_runs
 from sglang_tardis.store import HashArray, Namespace, Store
 
 __all__ = ["Load", "LoadEngine", "LoadPages"]
@@ -34,6 +35,7 @@ _LEAST_REPAIRS = 16
 _PAGE_BYTES = 4096
 _PATIENCE_NS = 10_000_000_000  # beyond twice the deadline of a ring: what a loader's thread may take
 _LOAD_CTAS = 4
+_MOST_COPIES = 960  # of a load, by copy engines: beyond about 1,000 the host waits for them
 
 
 class LoadPages(NamedTuple):
@@ -113,8 +115,11 @@ class LoadEngine:
         transfers: of the GPU; None: CPU tensors.
         rings: False: every page is read by the host (objects whose layers lie in several files).
         loads: boards: how many loads are under way at most before one waits for another, up to 16.
+        copy_engine: whether copy engines of a GPU load pages from memory, where these are in long runs.
 
     Attributes:
+        copy_engine: may be changed.
+        loads_by_copy_engine, loads_by_movers: those that a GPU has begun.
         most_file_pages, most_pinned_pages: of one load.
         sound: whether pages can be loaded from files now: not while queue pairs are made anew.
         renewals: how often they were.
@@ -130,6 +135,7 @@ class LoadEngine:
         transfers: GpuTransfers | None = None,
         rings: bool = True,
         loads: int = 8,
+        copy_engine: bool = True,
     ) -> None:
         self._store, self._session, self._pools, self._layout = store, session, pools, session.layout
         self._rings = rings
@@ -139,7 +145,8 @@ class LoadEngine:
         self._renewal: threading.Thread | None = None
         self._needs_renewal = self._lost = False
         self._log = RateLimitedLog()
-        self.renewals = 0
+        self.renewals = self.loads_by_copy_engine = self.loads_by_movers = 0
+        self.copy_engine = copy_engine
         part = -(-self._layout.layer_bytes // _PAGE_BYTES) * _PAGE_BYTES
         most = session.most_pages
         self.shape = loads_abi.LoadShape(
@@ -222,7 +229,8 @@ class LoadEngine:
         return len(self._active)
 
     def begin(self, pages: LoadPages) -> Load:
-        """Begin to load pages, behind earlier loads. Waits for one of those only if every board is in use.
+        """Begin to load pages, behind earlier loads. Waits for one of those only if every board is in use; on a GPU, if
+        no page is from files, for the kernels that make `pinned_ids` as well.
 
         Raises:
             GioError: it cannot begin; nothing is under way, and nothing was written.
@@ -377,7 +385,7 @@ class _GpuRunner:
         self, engine: LoadEngine, transfers: GpuTransfers, template: Layer, part_stride: int, loads: int
     ) -> None:
         layers, most = engine.shape.layers, engine.shape.most_pages
-        self._transfers, self._last = transfers, layers - 1
+        self._engine, self._transfers, self._last = engine, transfers, layers - 1
         self._template = template
         self._slots = torch.arange(most, dtype=torch.int32, device=transfers.device)
         self._events = [[torch.cuda.Event() for _ in range(layers)] for _ in range(loads)]
@@ -400,8 +408,39 @@ class _GpuRunner:
             traffic=transfers.load_traffic(),
             ctas=_LOAD_CTAS,
         )
+        sides = 1 if transfers.layout.value_bytes == 0 else 2
+        self._most_runs = _MOST_COPIES // (layers * sides)
+        self._runs_call = loads_abi.GpuLoadRuns(
+            pools=transfers.pools,
+            object_stride=transfers.layout.object_bytes,
+            link=transfers.link,
+            link_class=loads_abi.LINK_RESTORE,
+        )
 
     def begin(self, load: Load, pages: LoadPages) -> None:
+        # Copy engines take no SM and more of the link, but commands for each run; movers need no runs. Pages from files
+        # are moved layer by layer behind those from memory, in one call with them.
+        only_memory = len(pages.pinned_addresses) > 0 and len(pages.file_hashes) == 0
+        if self._engine.copy_engine and only_memory and self._begin_runs(load, pages):
+            self._engine.loads_by_copy_engine += 1
+        else:
+            self._begin_movers(load, pages)
+            self._engine.loads_by_movers += 1
+
+    def _begin_runs(self, load: Load, pages: LoadPages) -> bool:
+        """False: there are too many runs, and nothing is under way."""
+        call = self._runs_call
+        ids = pages.pinned_ids.cpu().numpy()  # waits for the kernels of the current stream that make them
+        runs = page_runs(ids, pages.pinned_addresses, call.object_stride)
+        if len(runs) > self._most_runs:
+            return False
+        call.runs, call.run_count = runs.ctypes.data, len(runs)
+        call.events = ctypes.addressof(self._event_arrays[load.number])
+        load.keep = pages
+        self._transfers.enqueue_runs(call)
+        return True
+
+    def _begin_movers(self, load: Load, pages: LoadPages) -> None:
         pinned, files = len(pages.pinned_addresses), len(pages.file_hashes)
         pinned_ids, file_ids = pages.pinned_ids.contiguous(), pages.file_ids.contiguous()
         load.board.objects[:pinned] = pages.pinned_addresses

@@ -20,6 +20,8 @@ __all__ = [
     "Board",
     "BoardLayout",
     "GpuLoad",
+    "GpuLoadRun",
+    "GpuLoadRuns",
     "GpuOffload",
     "GpuPools",
     "HostLoad",
@@ -252,10 +254,30 @@ class GpuOffload(ctypes.Structure):
     )
 
 
+class GpuLoadRun(ctypes.Structure):
+    """tardis_gpu_load_run; `page_runs.PAGE_RUN` is the same."""
+
+    _fields_ = (("object", c_uint64), ("page", c_uint32), ("pages", c_uint32))
+
+
+class GpuLoadRuns(ctypes.Structure):
+    """tardis_gpu_load_runs."""
+
+    _fields_ = (
+        ("pools", GpuPools),
+        ("runs", c_void_p),
+        ("object_stride", c_uint64),
+        ("link", c_void_p),
+        ("events", c_void_p),
+        ("run_count", c_uint32),
+        ("link_class", c_uint32),
+    )
+
+
 class GpuLoadSizes(ctypes.Structure):
     """tardis_gpu_load_sizes."""
 
-    _fields_ = tuple((name, c_uint32) for name in ("pools", "work", "load", "offload"))
+    _fields_ = tuple((name, c_uint32) for name in ("pools", "work", "load", "offload", "run", "runs"))
 
 
 _ERROR = POINTER(c_char_p)
@@ -292,6 +314,7 @@ _GPU = {
     "tardis_gpu_load_sizes_of": (None, (POINTER(GpuLoadSizes),)),
     "tardis_gpu_load_prepare": (c_int, ()),
     "tardis_gpu_load_enqueue": (c_int, (POINTER(GpuLoad), c_void_p)),
+    "tardis_gpu_load_runs_enqueue": (c_int, (POINTER(GpuLoadRuns), c_void_p)),
     "tardis_gpu_offload_enqueue": (c_int, (POINTER(GpuOffload), c_void_p)),
     "tardis_gpu_link_create": (c_int, (POINTER(c_void_p),)),
     "tardis_gpu_link_destroy": (c_int, (c_void_p,)),
@@ -299,7 +322,7 @@ _GPU = {
     "tardis_gpu_link_set_budget": (c_int, (c_void_p, c_uint32, c_uint64)),
 }
 _STRUCTS = (Board, Repair, BoardLayout, LoadShape, LoaderOptions, LoaderCounters, LoadResult, HostLoad)
-_GPU_STRUCTS = (GpuPools, TransferWork, GpuLoad, GpuOffload)
+_GPU_STRUCTS = (GpuPools, TransferWork, GpuLoad, GpuOffload, GpuLoadRun, GpuLoadRuns)
 
 
 def _bind(library: ctypes.CDLL, name: str, functions: dict, error: type[GioError]) -> None:
