@@ -37,6 +37,8 @@ def ids(*numbers):
         {"slot_bytes": WRAPPED + 8192},
         {"slot_bytes": -4096},
         {"bounce_bytes": -1},
+        {"rest_us": -1},
+        {"rest_us": 10_001},
     ],
     ids=lambda options: str(*options.items()),
 )
