@@ -237,7 +237,7 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             ge=0,
             le=64,
             description="Direct door: host threads of each rank that read the store's files for its rings, of the "
-            "software NVMe controller. They look for work without a pause. `0`: three quarters of the host's CPUs "
+            "software NVMe controller. They sleep while nothing is loaded. `0`: three quarters of the host's CPUs "
             "shared by the ranks, 1 to 12.",
         ),
     ] = 0
