@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads and offloads of KV pages by a GPU, all layers in one call of the host (docs/direct.md). C ABI of
+/* Loads and offloads of KV pages by a GPU, all layers in one call of the host (docs/loads.md). C ABI of
  * libtardis_gpu.so. Everything is enqueued; nothing allocates or waits, and after the call the host's part is done by
  * the loader's threads (tardis/loads.h) through the board, without CUDA. Every function returns a cudaError_t. */
 #ifndef TARDIS_GIO_LOAD_LAUNCH_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads of a store's objects: the host's side (tardis/loads.h, docs/direct.md).
+// Loads of a store's objects: the host's side (tardis/loads.h, docs/loads.md).
 #pragma once
 
 #include <memory>

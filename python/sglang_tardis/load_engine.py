@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads: objects of a store and of the pinned tier to pages of KV pools, layer by layer (docs/direct.md).
+"""Loads: objects of a store and of the pinned tier to pages of KV pools, layer by layer (docs/loads.md).
 
 A load goes through a board in host memory. A thread of the library takes the lease, fills the board with places and
 digests, and reads again what rings could not; a GPU's stream, or another thread of the library on CPU tensors, runs

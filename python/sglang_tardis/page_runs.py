@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of pages that a copy engine moves with one command for each layer's K and V (docs/direct.md)."""
+"""Runs of pages that a copy engine moves with one command for each layer's K and V (docs/loads.md)."""
 
 from __future__ import annotations
 

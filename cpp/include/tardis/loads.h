@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C ABI of loads: objects of a store to pages of KV pools, layer by layer (docs/direct.md). The host's side: where
+/* The C ABI of loads: objects of a store to pages of KV pools, layer by layer (docs/loads.md). The host's side: where
  * objects are and the digests that prove them, parts that are read again when a ring could not, and the whole load by a
  * thread where there is no GPU. The GPU's side is in libtardis_gpu.so (cpp/gio/load_launch.h). Whoever runs the layers
  * and the loader's threads talk through a board in mapped memory only, so that no host thread calls CUDA while a stream
