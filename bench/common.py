@@ -145,6 +145,43 @@ def run_program(command: Sequence[str | pathlib.Path], on_row: Callable[[dict[st
     return process.returncode
 
 
+def add_program_row(report: Report, row: dict[str, Any]) -> None:
+    """A line of a program that prints rows, as one of the report."""
+    names = ("case", "system", "size", "value", "unit")
+    extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
+    report.add(*(row[name] for name in names), row.get("limit"), **extra)
+
+
+def run_check(report: Report, case: str, system: str, unit: str, *command: str | pathlib.Path) -> int:
+    """Run a check that ends with its number of failures, which becomes a row; returns its exit status.
+
+    Args:
+        unit: of what the command's second word counts.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, sep="", end="", flush=True)
+    lines = done.stdout.splitlines()
+    if done.returncode in (0, 1) and lines and lines[-1].endswith("failures"):
+        wrong = int(lines[-1].split()[0])
+        report.add(case, system, f"{command[1]} {unit}", wrong, "wrong", output=lines)
+    return done.returncode
+
+
+def machine_limits(folder: pathlib.Path, gpu: bool) -> dict[str, float]:
+    """Rates of this machine that bound a restore; from a process of its own, so that nothing of it stays.
+
+    Raises:
+        RuntimeError: it failed; the message says how.
+    """
+    script = pathlib.Path(__file__).resolve().parent / "machine_limits.py"
+    command = [sys.executable, str(script), "--folder", str(folder), *(["--gpu"] if gpu else ["--mib", "256"])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    except subprocess.SubprocessError as error:
+        raise RuntimeError(f"machine_limits.py: {error} {str(getattr(error, 'stderr', ''))[-500:]}") from error
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 class ServedModel:
     """Base of profiles with a field `model`, the folder of a model: what its config.json says."""
 

@@ -7,15 +7,12 @@ import argparse
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 import time
 from typing import Any
 
-from common import Report, is_memory, machine_facts
+from common import Report, is_memory, machine_facts, machine_limits
 from direct_profile import Kind, Profile, profile
 from serving_client import Outcome
-from ttft_campaign import HERE
 
 
 class Campaign:
@@ -133,15 +130,12 @@ class Campaign:
     # ---- limits ----
 
     def measure_limits(self) -> None:
-        """Rates of this machine that bound a restore; in a process of its own, so that nothing of it stays."""
-        command = [sys.executable, str(HERE / "machine_limits.py"), "--folder", str(self.folder)]
-        command += ["--gpu"] if self.profile.device == "cuda" else ["--mib", "256"]
+        """Rates of this machine that bound a restore."""
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        except subprocess.SubprocessError as error:
-            self.fail(f"machine_limits.py: {error} {str(getattr(error, 'stderr', ''))[-500:]}")
+            self.limits = machine_limits(self.folder, self.profile.device == "cuda")
+        except RuntimeError as error:
+            self.fail(str(error))
             return
-        self.limits = json.loads(done.stdout.splitlines()[-1])
         self.log(f"limits of this machine: {self.limits}")
         self.save()
 

@@ -12,9 +12,16 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
-from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
+from common import (
+    Report,
+    add_common_arguments,
+    add_program_argument,
+    add_program_row,
+    machine_facts,
+    required_program,
+    run_program,
+)
 
 NAME = "tardis_gio_store_bench"
 
@@ -33,9 +40,6 @@ def main() -> int:
     report = Report(arguments.json, machine_facts(arguments.folder))
     quick = arguments.quick
 
-    def add_row(row: dict[str, Any]) -> None:
-        report.add(row["case"], row["system"], row["size"], row["value"], row["unit"], row["limit"])
-
     return run_program(
         [
             str(program.absolute()),
@@ -45,7 +49,7 @@ def main() -> int:
             f"clients={arguments.clients}",
             f"ms={50 if quick else 400}",
         ],
-        add_row,
+        lambda row: add_program_row(report, row),
     )
 
 

@@ -21,9 +21,16 @@ import argparse
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
+from common import (
+    Report,
+    add_common_arguments,
+    add_program_argument,
+    add_program_row,
+    machine_facts,
+    required_program,
+    run_program,
+)
 
 BENCH, BLOCKS_BENCH = "tardis_gpu_gstore_bench", "tardis_gpu_gstore_blocks_bench"
 CHECK, BLOCKS_CHECK = "tardis_gpu_gstore_check", "tardis_gpu_gstore_blocks_check"
@@ -42,13 +49,7 @@ def check(report: Report, system: str, size: str, *command: str | pathlib.Path) 
 
 def bench(report: Report, *command: str | pathlib.Path) -> int:
     """Run a benchmark, a row for each of its lines."""
-
-    def add_row(row: dict[str, Any]) -> None:
-        names = ("case", "system", "size", "value", "unit")
-        extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
-        report.add(*(row[name] for name in names), row.get("limit"), **extra)
-
-    return run_program(command, add_row)
+    return run_program(command, lambda row: add_program_row(report, row))
 
 
 def main() -> int:

@@ -24,25 +24,21 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import subprocess
 import sys
-from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
+from common import (
+    Report,
+    add_common_arguments,
+    add_program_argument,
+    add_program_row,
+    machine_facts,
+    required_program,
+    run_check,
+    run_program,
+)
 
 BENCH, CHECK = "tardis_gpu_load_bench", "tardis_gpu_load_check"
 SKIPPED = 77
-
-
-def check(report: Report, *command: str | pathlib.Path) -> int:
-    """Run the check; its failures become a row."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr, sep="", end="", flush=True)
-    lines = done.stdout.splitlines()
-    if done.returncode in (0, 1) and lines and lines[-1].endswith("failures"):
-        wrong = int(lines[-1].split()[0])
-        report.add("loads and offloads", "words compared", f"{command[1]} loads", wrong, "wrong", output=lines)
-    return done.returncode
 
 
 def main() -> int:
@@ -58,14 +54,11 @@ def main() -> int:
     loads, repetitions = (12, 5) if arguments.quick else (80, 9)
     report = Report(arguments.json, machine_facts(arguments.shared))
 
-    def add_row(row: dict[str, Any]) -> None:
-        names = ("case", "system", "size", "value", "unit")
-        extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
-        report.add(*(row[name] for name in names), row.get("limit"), **extra)
-
     shared, counts = str(arguments.shared), (str(pages), str(repetitions), str(arguments.threads))
-    status = check(report, program.with_name(CHECK), str(loads), shared)
-    status = status or run_program([program, shared, *counts], add_row)
+    status = run_check(
+        report, "loads and offloads", "words compared", "loads", program.with_name(CHECK), str(loads), shared
+    )
+    status = status or run_program([program, shared, *counts], lambda row: add_program_row(report, row))
     if status == SKIPPED:
         print("no GPU here: nothing was measured")
     return status

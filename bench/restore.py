@@ -20,26 +20,23 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import subprocess
 import sys
-from typing import Any
 
-from common import Report, add_common_arguments, add_program_argument, machine_facts, required_program, run_program
+from common import (
+    Report,
+    add_common_arguments,
+    add_program_argument,
+    add_program_row,
+    machine_facts,
+    required_program,
+    run_check,
+    run_program,
+)
 
 BENCH = "tardis_gpu_restore_bench"
 CHECK, RAW_CHECK = "tardis_gpu_restore_check", "tardis_gpu_restore_raw_check"
 SKIPPED = 77
-
-
-def check(report: Report, system: str, *command: str | pathlib.Path) -> int:
-    """Run the check; its failures become a row."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr, sep="", end="", flush=True)
-    lines = done.stdout.splitlines()
-    if done.returncode in (0, 1) and lines and lines[-1].endswith("failures"):
-        wrong = int(lines[-1].split()[0])
-        report.add("against a model", system, f"{command[1]} replays", wrong, "wrong", output=lines)
-    return done.returncode
+CASE = "against a model"
 
 
 def main() -> int:
@@ -55,16 +52,13 @@ def main() -> int:
     replays, repetitions = (60, 5) if arguments.quick else (300, 15)
     report = Report(arguments.json, machine_facts(arguments.shared))
 
-    def add_row(row: dict[str, Any]) -> None:
-        names = ("case", "system", "size", "value", "unit")
-        extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
-        report.add(*(row[name] for name in names), row.get("limit"), **extra)
-
     shared, counts = str(arguments.shared), (str(pages), str(repetitions), str(arguments.threads))
-    status = check(report, "restores by the GPU", program.with_name(CHECK), str(replays), shared)
-    status = status or check(report, "the same, raw namespace", program.with_name(RAW_CHECK), str(replays))
+    status = run_check(report, CASE, "restores by the GPU", "replays", program.with_name(CHECK), str(replays), shared)
+    status = status or run_check(
+        report, CASE, "the same, raw namespace", "replays", program.with_name(RAW_CHECK), str(replays)
+    )
     if status == 0:
-        status = run_program([program, shared, *counts], add_row)
+        status = run_program([program, shared, *counts], lambda row: add_program_row(report, row))
     if status == SKIPPED:
         print("no GPU here: nothing was measured")
     return status

@@ -7,12 +7,10 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 import time
 from typing import Any
 
-from common import Report, ServedModel, is_memory, machine_facts
+from common import Report, ServedModel, is_memory, machine_facts, machine_limits
 
 HERE = pathlib.Path(__file__).resolve().parent
 GPU_FLAGS = [
@@ -106,15 +104,12 @@ class Campaign:
         return False
 
     def measure_limits(self) -> None:
-        """Rates of this machine that bound a restore; in a process of its own, so that nothing of it stays."""
-        command = [sys.executable, str(HERE / "machine_limits.py"), "--folder", str(self.l3)]
-        command += ["--gpu"] if self.arguments.device == "cuda" else ["--mib", "256"]
+        """Rates of this machine that bound a restore."""
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        except subprocess.SubprocessError as error:
-            self.fail(f"machine_limits.py: {error} {str(getattr(error, 'stderr', ''))[-500:]}")
+            self.limits = machine_limits(self.l3, self.arguments.device == "cuda")
+        except RuntimeError as error:
+            self.fail(str(error))
             return
-        self.limits = json.loads(done.stdout.splitlines()[-1])
         self.report.note(limits=self.limits)
         self.log(f"limits of this machine: {self.limits}")
 
