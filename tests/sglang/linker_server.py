@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import torch
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -23,7 +22,7 @@ from sglang.srt.runtime_context import get_parallel, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang_tardis.sglang.linker import TardisLinker
-from tree_server import DEVICE_POISON, DTYPES, TreeServer, _content_digest
+from tree_server import DEVICE_POISON, DTYPES, TreeServer, _content_digest, device_pool
 
 
 class Served(NamedTuple):
@@ -73,20 +72,8 @@ class LinkerServer(TreeServer):
         )
         self.server_args = ServerArgs(**arguments | (overrides or {}))
         publish(self.server_args, role="scheduler", ranks=None)
-        common = dict(
-            size=tokens,
-            page_size=page_size,
-            dtype=torch_dtype,
-            layer_num=layers,
-            device="cpu",
-            enable_memory_saver=False,
-        )
-        if mla:
-            self.device_pool = MLATokenToKVPool(kv_lora_rank=head_dim, qk_rope_head_dim=16, **common)
-        else:
-            self.device_pool = MHATokenToKVPool(head_num=heads, head_dim=head_dim, **common)
-        self.allocator = PagedTokenToKVPoolAllocator(
-            size=tokens, page_size=page_size, dtype=torch_dtype, device="cpu", kvcache=self.device_pool, need_sort=False
+        self.device_pool, self.allocator = device_pool(
+            tokens, page_size, torch_dtype, layers=layers, heads=None if mla else heads, head_dim=head_dim
         )
         self.requests = ReqToTokenPool(size=8, max_context_len=tokens, device="cpu", enable_memory_saver=False)
         self.params = CacheInitParams(

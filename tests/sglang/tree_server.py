@@ -48,6 +48,21 @@ class Split(NamedTuple):
     computed: int
 
 
+def device_pool(tokens, page_size, dtype, *, layers, heads, head_dim):
+    """SGLang's KV pool on the CPU and its allocator; `heads` None: MLA."""
+    common = dict(
+        size=tokens, page_size=page_size, dtype=dtype, layer_num=layers, device="cpu", enable_memory_saver=False
+    )
+    if heads is None:
+        pool = MLATokenToKVPool(kv_lora_rank=head_dim, qk_rope_head_dim=16, **common)
+    else:
+        pool = MHATokenToKVPool(head_num=heads, head_dim=head_dim, **common)
+    allocator = PagedTokenToKVPoolAllocator(
+        size=tokens, page_size=page_size, dtype=dtype, device="cpu", kvcache=pool, need_sort=False
+    )
+    return pool, allocator
+
+
 class TreeServer:
     """One server process, as far as its KV cache goes.
 
@@ -120,20 +135,8 @@ class TreeServer:
             role="scheduler",
             ranks=SpawnRanks(world_rank=rank, gpu_id=0, dp_rank=None) if ranks > 1 else None,
         )
-        common = dict(
-            size=tokens,
-            page_size=page_size,
-            dtype=torch_dtype,
-            layer_num=layers,
-            device="cpu",
-            enable_memory_saver=False,
-        )
-        if mla:
-            self.device_pool = MLATokenToKVPool(kv_lora_rank=head_dim, qk_rope_head_dim=16, **common)
-        else:
-            self.device_pool = MHATokenToKVPool(head_num=heads, head_dim=head_dim, **common)
-        self.allocator = PagedTokenToKVPoolAllocator(
-            size=tokens, page_size=page_size, dtype=torch_dtype, device="cpu", kvcache=self.device_pool, need_sort=False
+        self.device_pool, self.allocator = device_pool(
+            tokens, page_size, torch_dtype, layers=layers, heads=None if mla else heads, head_dim=head_dim
         )
         requests = ReqToTokenPool(size=8, max_context_len=tokens, device="cpu", enable_memory_saver=False)
         params = CacheInitParams(
