@@ -417,6 +417,42 @@ def test_what_goes_wrong_in_the_store_is_a_miss(serve, caplog):
     assert state["dram_pinned"] == state["dram_reserved"] == 0
 
 
+def test_a_namespace_that_is_lost_before_the_start_fails_the_batch_and_gives_its_pins_back(serve, monkeypatch):
+    tokens = prompt(1, 8)
+    server = serve()
+    server.serve(tokens)
+    server.forget_device()
+    server.queue(tokens, server.request("r1"))
+    assert server.linker.state()["dram_pinned"] == 8
+
+    def refuse():
+        raise OSError("for a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.linker._live, "current", refuse)
+        index = server.linker.start_layer_wise_loading()
+    assert index >= 0
+    server.forward(index)
+    assert not server.linker.finish_layer_wise_loading(index)
+    assert server.linker.state()["dram_pinned"] == 0
+
+
+def test_what_is_asked_after_the_end_is_answered(serve):
+    """SGLang ends the linker before the last requests are released."""
+    tokens = prompt(1, 4)
+    server = serve()
+    server.serve(tokens)
+    taken = server.allocator.alloc(64)
+    linker = server.linker
+    linker.load("queued", [_transfer(tokens, taken)])
+    linker.close()
+    assert linker.lookup("r", [_transfer(tokens)]) == [] and linker.start_layer_wise_loading() == -1
+    assert linker.offload([_transfer(prompt(2, 4), taken)])
+    assert linker.num_completed_offloads() == 1 and linker.pop_completed_offload() is False
+    assert linker.counts["failed_offload_calls"] == 0
+    linker.close()
+
+
 REFUSALS = {
     "SWA": (
         {"components": (ComponentType.FULL, ComponentType.SWA)},

@@ -242,7 +242,7 @@ class TardisLinker(UnifiedCacheLinker):
         atexit.unregister(self.close)
         weight_updates.unregister(self)
         if hasattr(self, "layer_done_counter"):
-            self._quiesce()
+            self._steps.append(self._quiesce)
         self._closed = True
         for step in reversed(self._steps):  # whatever became of those before
             try:
@@ -304,7 +304,12 @@ class TardisLinker(UnifiedCacheLinker):
         if not self._queued:
             return -1
         queued, self._queued = self._queued, {}
-        batch = self._door.start(self._live.current(), list(queued.values()))
+        try:
+            namespace = None if self._closed else self._live.current()
+        except Exception:  # the batch has failed, and gives back what its loads hold
+            namespace = None
+            self._failed("load")
+        batch = self._door.start(namespace, list(queued.values()))
         index = self.layer_done_counter.add(batch)
         self._batches[index] = (list(queued), batch)
         return index
@@ -338,8 +343,9 @@ class TardisLinker(UnifiedCacheLinker):
         """Keep pages: copy them to the tier now, and store them behind. Always True, on every rank alike."""
         try:
             transfer = _kv(transfers)
+            namespace = None if self._closed else self._live.current()
             self._door.offload(
-                self._live.current(), block_hashes(transfer.keys), transfer.device_indices, self.record_offload_ready
+                namespace, block_hashes(transfer.keys), transfer.device_indices, self.record_offload_ready
             )
         except Exception:
             self._failed("offload")
@@ -348,7 +354,7 @@ class TardisLinker(UnifiedCacheLinker):
 
     def num_completed_offloads(self) -> int:
         """Offloads whose pages may change; asked at every step of the scheduler."""
-        if self._metrics is not None and self._metrics[0].due():
+        if not self._closed and self._metrics is not None and self._metrics[0].due():
             self._publish()
         return self._door.behind.num_completed()
 
