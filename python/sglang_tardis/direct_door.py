@@ -99,13 +99,15 @@ class LoadBatch:
 
     def finish(self) -> bool:
         """Wait until nothing is written to the pools any more; whether every byte is right. Once."""
-        try:
-            for load in self.loads:
+        for load in self.loads:  # each of them, whatever became of those before: the next ones still write
+            try:
                 self.failed = not load.finish() or self.failed
-        finally:
-            for slots in self._slots:
-                self._door.tier.unpin(slots)
-            self._slots = []
+            except Exception:
+                self.failed = True
+                logger.exception("tardis: a load could not be ended")
+        slots, self._slots = self._slots, []
+        for each in slots:
+            self._door.tier.unpin(each)
         return not self.failed
 
 

@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang_tardis import metrics
 from sglang_tardis.config import ConfigError
 from sglang_tardis.gio_abi import GioError
+from sglang_tardis.load_engine import Load
 from sglang_tardis.sglang import weight_updates
 from tree_server import prompt
 
@@ -451,6 +452,25 @@ def test_what_is_asked_after_the_end_is_answered(serve):
     assert linker.num_completed_offloads() == 1 and linker.pop_completed_offload() is False
     assert linker.counts["failed_offload_calls"] == 0
     linker.close()
+
+
+def test_every_load_of_a_batch_is_ended_before_its_pages_are_given_up(serve, monkeypatch):
+    tokens = prompt(1, 8)
+    server = serve()
+    server.serve(tokens)
+    server.forget_device()
+    engine = server.linker._door.engine
+    monkeypatch.setattr(engine, "most_pinned_pages", 3)
+    server.queue(tokens, server.request())
+    index = server.linker.start_layer_wise_loading()
+    first = server.linker._batches[index][1].loads[0]
+    monkeypatch.setattr(first, "finish", lambda: Load.finish(first) and _fail())
+    assert engine.under_way == 3 and not server.linker.finish_layer_wise_loading(index)
+    assert engine.under_way == 0 and server.linker.state()["dram_pinned"] == 0
+
+
+def _fail():
+    raise RuntimeError("for a test")
 
 
 REFUSALS = {
