@@ -185,9 +185,9 @@ class LoadEngine:
         if space.handle == self._space.handle:
             return
         self.quiesce()
-        self._core.library.tardis_loader_close(self._loader)
-        self._loader = ctypes.c_void_p()
-        self._open_loader(space)
+        before = self._loader
+        self._open_loader(space)  # first: where it fails, the engine goes on with the one it has
+        self._core.library.tardis_loader_close(before)
 
     def _open_loader(self, space: Namespace) -> None:
         lease, found, layout = ctypes.c_void_p(), ctypes.c_size_t(), loads_abi.LeaseLayout()
@@ -205,7 +205,6 @@ class LoadEngine:
             self._core.call("tardis_lease_layout_of", lease, ctypes.byref(layout))
         finally:
             self._core.library.tardis_lease_end(lease)
-        self._part_stride = layout.part_stride
         options = loads_abi.LoaderOptions(
             shape=self.shape,
             name_space=space.handle,
@@ -214,8 +213,9 @@ class LoadEngine:
             staging=self._staging.address,
             staging_bytes=self._staging.size,
         )
-        self._core.call("tardis_loader_open", self._store.handle, ctypes.byref(options), ctypes.byref(self._loader))
-        self._space = space
+        loader = ctypes.c_void_p()
+        self._core.call("tardis_loader_open", self._store.handle, ctypes.byref(options), ctypes.byref(loader))
+        self._loader, self._space, self._part_stride = loader, space, layout.part_stride
 
     # ---- loads
     @property
@@ -288,9 +288,17 @@ class LoadEngine:
             load.keep = load.handle = None
             self._active.remove(load)
             self._free.append(load.number)
-        if self._needs_renewal and not self._active and self._renewal is None:
-            self._renewal = threading.Thread(target=self._renew, name="tardis-renew", daemon=True)
-            self._renewal.start()
+        if self._needs_renewal and not self._lost and not self._active and self._renewal is None:
+            self._start_renewal()
+
+    def _start_renewal(self) -> None:
+        renewal = threading.Thread(target=self._renew, name="tardis-renew", daemon=True)
+        self._renewal = renewal
+        try:
+            renewal.start()
+        except RuntimeError:  # no thread can be started now: after the next load, perhaps
+            self._renewal = None
+            self._log.warning("renew", "tardis: queue pairs are not made anew yet", exc_info=True)
 
     def _renew(self) -> None:
         """No load uses the queue pairs, or will until they are sound again."""

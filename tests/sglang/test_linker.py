@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import threading
+from types import SimpleNamespace
 
 import corrupt
 import numpy as np
@@ -418,6 +419,23 @@ def test_what_goes_wrong_in_the_store_is_a_miss(serve, caplog):
     assert state["dram_pinned"] == state["dram_reserved"] == 0
 
 
+def test_a_namespace_that_cannot_be_opened_fails_its_loads_alone(serve):
+    """The engine keeps the loader that it has: its counters are read at every step, and old weights may come back."""
+    tokens = prompt(1, 8)
+    server = serve()
+    server.serve(tokens)
+    server.forget_dram()
+    engine = server.linker._door.engine
+    with pytest.raises(GioError):
+        engine.use_namespace(SimpleNamespace(handle=77))
+    assert server.linker.state()["loader_loads"] == 0
+    assert server.serve(tokens) == Served(0, 128, 0, True)
+    server.linker._store._core.close()
+    with pytest.raises(GioError):
+        engine.use_namespace(SimpleNamespace(handle=78))
+    assert server.linker.state()["loads_under_way"] == 0
+
+
 def test_a_namespace_that_is_lost_before_the_start_fails_the_batch_and_gives_its_pins_back(serve, monkeypatch):
     tokens = prompt(1, 8)
     server = serve()
@@ -467,6 +485,25 @@ def test_every_load_of_a_batch_is_ended_before_its_pages_are_given_up(serve, mon
     monkeypatch.setattr(first, "finish", lambda: Load.finish(first) and _fail())
     assert engine.under_way == 3 and not server.linker.finish_layer_wise_loading(index)
     assert engine.under_way == 0 and server.linker.state()["dram_pinned"] == 0
+
+
+def test_queue_pairs_that_are_lost_are_not_made_anew_after_every_load(serve, monkeypatch, caplog):
+    tokens = prompt(1, 8)
+    server = serve()
+    server.serve(tokens)
+    engine, tried = server.linker._door.engine, []
+
+    def renew(stream):
+        tried.append(stream)
+        raise GioError("for a test", "io")
+
+    monkeypatch.setattr(server.linker._door.session, "renew", renew)
+    engine._needs_renewal = True
+    for _ in range(3):
+        server.forget_device()
+        assert server.serve(tokens) == Served(0, 128, 0, True), "from memory"
+        engine.quiesce()
+    assert len(tried) == 1 and not engine.sound
 
 
 def _fail():
