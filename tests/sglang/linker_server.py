@@ -52,6 +52,7 @@ class LinkerServer(TreeServer):
         extra=None,
         overrides=None,
         tp=(0, 1),
+        stages=1,
         shard="",
         components=(ComponentType.FULL,),
         params=None,
@@ -60,7 +61,7 @@ class LinkerServer(TreeServer):
         self.weights = _content_digest(model) + shard
         torch_dtype, dtype_flag = DTYPES[dtype]
         rank, ranks = tp
-        self._parallel = dict(tp_rank=rank, tp_size=ranks, pp_rank=0, pp_size=1)
+        self._parallel = dict(tp_rank=rank, tp_size=ranks, pp_rank=0, pp_size=stages)
         self._parallel |= dict(attn_tp_rank=rank, attn_tp_size=ranks, moe_tp_size=ranks)
         config = {"path": str(folder), "capacity": "256MiB", "free_space_floor": 0, "dram": "8MiB"} | (extra or {})
         arguments = dict(

@@ -44,6 +44,11 @@ def refuse_unsupported_server(settings: ServerSettings, params: Any, components:
             "tardis, direct mode: expected no draft model with KV of its own, found --speculative-algorithm "
             f"{algorithm}; use the host door"
         )
+    stages = int(settings.get("pp_size", 1) or 1)
+    if stages > 1:  # SGLang has the ranks of a stage agree on what is loaded, and no stage with another
+        raise NotImplementedError(
+            f"tardis, direct mode: expected one pipeline stage, found --pp-size {stages}; use the host door"
+        )
     mode = str(settings.get("disaggregation_mode", "null") or "null")
     if mode != "null":
         raise NotImplementedError(
