@@ -142,16 +142,20 @@ class GpuPageCopies:
         errors, objects = self._words[at : at + 1], self._words[at + 1 : at + 1 + n]
         errors[0], objects[:] = 0, addresses
         stream, call = self._transfers.offload_stream, self._call
-        stream.wait_stream(torch.cuda.current_stream(self._transfers.device))  # it made the ids
-        for event in ready:
-            stream.wait_event(event)
         call.errors = errors.ctypes.data
-        for first in range(0, n, call.work.most_pages):
-            call.pages = min(n - first, call.work.most_pages)
-            call.ids, call.objects = ids.data_ptr() + 4 * first, objects.ctypes.data + 8 * first
-            self._transfers.enqueue_offload(call)
-        done = torch.cuda.Event(blocking=True)
-        done.record(stream)
+        try:
+            stream.wait_stream(torch.cuda.current_stream(self._transfers.device))  # it made the ids
+            for event in ready:
+                stream.wait_event(event)
+            for first in range(0, n, call.work.most_pages):
+                call.pages = min(n - first, call.work.most_pages)
+                call.ids, call.objects = ids.data_ptr() + 4 * first, objects.ctypes.data + 8 * first
+                self._transfers.enqueue_offload(call)
+            done = torch.cuda.Event(blocking=True)
+            done.record(stream)
+        except BaseException:
+            stream.synchronize()  # a part may have been enqueued, and writes to objects that the caller gives up
+            raise
         copy = _GpuCopy(done, errors, start, ids)
         self._end = start + n + 1
         self._begun.append(copy)
