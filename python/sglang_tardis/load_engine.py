@@ -62,10 +62,13 @@ class _Board:
         self.head = loads_abi.Board.from_address(self.address)
         self.done = memory.array(offset + layout.done, np.uint32, layers)
         self._words = memory.array(offset, np.uint8, layout.list)
+        self._reports = memory.array(offset + layout.reports, np.uint8, layout.bytes - layout.reports)
         self.objects = memory.array(offset + layout.bytes, np.uint64, most)
 
     def clear(self) -> None:
-        self._words[:] = 0  # the arrays behind them are written before they are read
+        # The arrays between are written before they are read; but rings that do not run, of a load that fails, report
+        # nothing, and are asked all the same.
+        self._words[:] = self._reports[:] = 0
 
 
 class _Runner(Protocol):
@@ -242,10 +245,10 @@ class LoadEngine:
                 f"files, found {len(pages.pinned_addresses)} and {files}",
                 "invalid_argument",
             )
-        if files and not self.sound:
-            raise GioError("a load: expected queue pairs of use, found them being made anew", "busy")
         while not self._free:
             self._active[0].finish()
+        if files and not self.sound:  # only now: a load that has just ended may have said so
+            raise GioError("a load: expected queue pairs of use, found them being made anew", "busy")
         number = self._free.pop()
         load = Load(self, self._boards[number], number)
         load.board.clear()
@@ -263,10 +266,12 @@ class LoadEngine:
                 )
             self.runner.begin(load, pages)
         except BaseException:
-            if load.handle:
-                self._core.call("tardis_load_end", load.handle, 1, ctypes.byref(loads_abi.LoadResult()))
-            if self._transfers is not None:
-                self._transfers.load_stream.synchronize()  # a part may have been enqueued
+            try:
+                if self._transfers is not None:  # a part may have been enqueued, and waits for the library's thread
+                    self._transfers.load_stream.synchronize()
+            finally:
+                if load.handle:
+                    self._core.call("tardis_load_end", load.handle, 1, ctypes.byref(loads_abi.LoadResult()))
             self._free.append(number)
             raise
         self._active.append(load)
@@ -274,21 +279,25 @@ class LoadEngine:
 
     def finish(self, load: Load) -> None:
         """See `Load.finish`."""
-        load.good = False  # whatever is raised below
+        load.good = waited = good = False  # whatever is raised below
         try:
             self.runner.wait(load)
+            waited = True
             good = load.board.head.errors == 0 and load.board.head.abandoned == 0
-            if load.handle is not None:
-                result = loads_abi.LoadResult()
-                self._core.call("tardis_load_end", load.handle, 0, ctypes.byref(result))
-                good = good and result.good == 1
-                self._needs_renewal = self._needs_renewal or result.renew == 1
-            load.good = good
         finally:
-            load.keep = load.handle = None
-            self._active.remove(load)
-            self._free.append(load.number)
-        if self._needs_renewal and not self._lost and not self._active and self._renewal is None:
+            try:
+                if load.handle is not None:  # in any case, or its thread would look after it for ever
+                    result = loads_abi.LoadResult()
+                    self._core.call("tardis_load_end", load.handle, int(not waited), ctypes.byref(result))
+                    good = good and result.good == 1
+                    self._needs_renewal = self._needs_renewal or result.renew == 1
+            finally:
+                load.keep = load.handle = None
+                self._active.remove(load)
+                self._free.append(load.number)
+        load.good = good
+        uses_rings = any(other.handle is not None for other in self._active)
+        if self._needs_renewal and not self._lost and not uses_rings and self._renewal is None:
             self._start_renewal()
 
     def _start_renewal(self) -> None:
@@ -301,7 +310,7 @@ class LoadEngine:
             self._log.warning("renew", "tardis: queue pairs are not made anew yet", exc_info=True)
 
     def _renew(self) -> None:
-        """No load uses the queue pairs, or will until they are sound again."""
+        """No load uses the queue pairs, or will until they are sound again. Loads from memory go on."""
         try:
             stream = torch.cuda.Stream(self._pools.device) if self._transfers is not None else None
             self._session.renew(stream)
