@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_tardis import loads_abi
+from sglang_tardis.host_memory import registered_step
 from sglang_tardis.page_runs import PAGE_RUN, page_runs
 
 BASE, STRIDE = 1 << 40, 4096
@@ -41,6 +42,19 @@ def test_runs_are_the_pages(pages):
 def test_one_object_for_two_pages():
     runs = page_runs(np.array([5, 4], np.int32), np.array([BASE, BASE], np.uint64), STRIDE)
     assert runs.tolist() == [(BASE, 4, 1), (BASE, 5, 1)]
+
+
+def test_no_run_crosses_a_seam():
+    """To a copy engine, memory that several calls have pinned is several memories."""
+    ids, addresses = np.arange(7, dtype=np.int32), BASE + np.arange(7, dtype=np.uint64) * np.uint64(STRIDE)
+    runs = page_runs(ids, addresses, STRIDE, [BASE, BASE + 2 * STRIDE, BASE + 6 * STRIDE])
+    assert runs.tolist() == [(BASE, 0, 2), (BASE + 2 * STRIDE, 2, 4), (BASE + 6 * STRIDE, 6, 1)]
+
+
+@pytest.mark.parametrize("object_bytes", [16, 4096, 3 * 512, 2_621_440, 4_718_592 + 16])
+def test_seams_are_between_objects(object_bytes):
+    step = registered_step(object_bytes)
+    assert step % object_bytes == 0 and step % 4096 == 0 and step <= 64 << 30
 
 
 def test_what_is_no_page_stays_none():

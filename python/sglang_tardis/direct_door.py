@@ -174,6 +174,7 @@ class DirectDoor:
             rings=options.rings,
             loads=_LOADS,
             copy_engine=options.copy_engine,
+            seams=self.tier.memory.seams,
         )
         self._steps.append(self.engine.close)
         copies: PageCopies = HostPageCopies(pools, layout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-__all__ = ["HostMemory"]
+__all__ = ["HostMemory", "registered_step"]
 
 _PAGE_BYTES = 4096
 _HUGE_PAGE_BYTES = 2 << 20
@@ -21,6 +22,12 @@ _REGISTERED_BYTES = 64 << 30  # of a call: one of hundreds of GiB would be refus
 _PORTABLE_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 _DONT_FORK = getattr(mmap, "MADV_DONTFORK", 10)
 _HUGE_PAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
+
+
+def registered_step(unit: int) -> int:
+    """Bytes of a call that registers memory: whole pages and whole units of `unit` bytes."""
+    whole = math.lcm(_PAGE_BYTES, unit)
+    return max(1, _REGISTERED_BYTES // whole) * whole
 
 
 class HostMemory:
@@ -32,17 +39,21 @@ class HostMemory:
     Args:
         size: in bytes.
         pinned: whether a GPU uses it; needs a CUDA device.
+        unit: where a GPU's copy engines may begin, in bytes from the start.
 
     Attributes:
         address: of the first byte, for the host and for devices.
         size: in bytes.
+        seams: addresses, of whole units, that no copy of a copy engine may reach across: memory that is pinned by
+            several calls is several memories to it.
 
     Raises:
         MemoryError: there is not that much, or it cannot be pinned.
     """
 
-    def __init__(self, size: int, *, pinned: bool) -> None:
+    def __init__(self, size: int, *, pinned: bool, unit: int = 1) -> None:
         self.size = size
+        self._step = registered_step(unit)
         self.pinned = pinned
         self._registered: list[int] = []
         whole = max(size, 1)
@@ -56,6 +67,7 @@ class HostMemory:
             ) from error
         self._view = np.frombuffer(self._map, np.uint8)
         self.address = self._view.ctypes.data
+        self.seams = [self.address + at for at in range(self._step, whole, self._step)] if pinned else []
         if pinned:
             try:
                 self._pin(whole)
@@ -72,8 +84,8 @@ class HostMemory:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda at: ctypes.memset(self.address + at, 0, min(step, whole - at)), range(0, whole, step)))
         runtime = torch.cuda.cudart()
-        for at in range(0, whole, _REGISTERED_BYTES):
-            size = min(_REGISTERED_BYTES, whole - at)
+        for at in range(0, whole, self._step):
+            size = min(self._step, whole - at)
             code = int(runtime.cudaHostRegister(self.address + at, size, _PORTABLE_MAPPED))
             if code != 0:
                 raise MemoryError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -119,6 +120,7 @@ class LoadEngine:
         rings: False: every page is read by the host (objects whose layers lie in several files).
         loads: boards: how many loads are under way at most before one waits for another, up to 16.
         copy_engine: whether copy engines of a GPU load pages from memory, where these are in long runs.
+        seams: of the memory that those are in: see `HostMemory`.
 
     Attributes:
         copy_engine: may be changed.
@@ -139,6 +141,7 @@ class LoadEngine:
         rings: bool = True,
         loads: int = 8,
         copy_engine: bool = True,
+        seams: Sequence[int] = (),
     ) -> None:
         self._store, self._session, self._pools, self._layout = store, session, pools, session.layout
         self._rings = rings
@@ -150,6 +153,7 @@ class LoadEngine:
         self._log = RateLimitedLog()
         self.renewals = self.loads_by_copy_engine = self.loads_by_movers = 0
         self.copy_engine = copy_engine
+        self.seams = seams
         part = -(-self._layout.layer_bytes // _PAGE_BYTES) * _PAGE_BYTES
         most = session.most_pages
         self.shape = loads_abi.LoadShape(
@@ -448,7 +452,7 @@ class _GpuRunner:
         """False: there are too many runs, and nothing is under way."""
         call = self._runs_call
         ids = pages.pinned_ids.cpu().numpy()  # waits for the kernels of the current stream that make them
-        runs = page_runs(ids, pages.pinned_addresses, call.object_stride)
+        runs = page_runs(ids, pages.pinned_addresses, call.object_stride, self._engine.seams)
         if len(runs) > self._most_runs:
             return False
         call.runs, call.run_count = runs.ctypes.data, len(runs)

@@ -69,7 +69,7 @@ class PinnedTier:
                 f"the DRAM tier: expected room for a page of {object_bytes} bytes, found {size}; set a larger dram",
                 "invalid_argument",
             )
-        self.memory = HostMemory(slots * object_bytes, pinned=pinned)
+        self.memory = HostMemory(slots * object_bytes, pinned=pinned, unit=object_bytes)
         try:
             self._core.call(
                 "tardis_pinned_open",
