@@ -82,6 +82,17 @@ def test_a_load_that_cannot_be_waited_for_gives_its_thread_back(rig, monkeypatch
     assert rig.load([3, 4], [5, 6])
 
 
+def test_loads_that_cannot_be_waited_for_do_not_keep_the_engine_open(rig, monkeypatch):
+    def broken(load):
+        raise RuntimeError("as a device that is lost")
+
+    loads = [rig.engine.begin(rig.pages([0], [1, 2])) for _ in range(2)]
+    monkeypatch.setattr(rig.engine.runner, "wait", broken)
+    rig.engine.close()
+    assert rig.engine.under_way == 0 and not rig.engine.loader
+    assert [load.finish() for load in loads] == [False, False]
+
+
 def test_a_namespace_that_cannot_be_opened_leaves_the_one_in_use(rig):
     class Unknown:
         handle = 4000

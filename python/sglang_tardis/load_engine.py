@@ -338,7 +338,10 @@ class LoadEngine:
     def quiesce(self) -> None:
         """Finish every load that is under way, and what follows from it."""
         while self._active:
-            self._active[0].finish()
+            try:
+                self._active[0].finish()
+            except Exception:  # it has ended all the same, and the others are to
+                logger.exception("tardis: a load could not be waited for")
         renewal = self._renewal
         if renewal is not None:
             renewal.join()
