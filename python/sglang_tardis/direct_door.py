@@ -212,6 +212,11 @@ class DirectDoor:
             except Exception:
                 logger.exception("tardis: closing the direct door failed")
 
+    def wait_for_copies(self) -> None:
+        """Return when no offload reads the pools any more; storing goes on."""
+        if self._transfers is not None:
+            self._transfers.offload_stream.synchronize()
+
     def reset(self) -> None:
         """Wait for every offload, and empty the tier. What is stored stays. Every batch was finished."""
         self.behind.forget_results()

@@ -402,6 +402,18 @@ def test_new_weights_get_a_namespace_of_their_own(serve):
     assert server.weights == weights and server.serve(tokens) == Served(0, 128, 0, True)
 
 
+def test_memory_is_released_after_the_copies_out_of_it(serve, monkeypatch):
+    """SGLang unmaps the pools first and flushes then."""
+    server, order = serve(), []
+    stream = SimpleNamespace(synchronize=lambda: order.append("copies have ended"))
+    hook = weight_updates.around("release_memory_occupation")
+    updater = SimpleNamespace(memory_saver_adapter=SimpleNamespace(enabled=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(server.linker._door, "_transfers", SimpleNamespace(offload_stream=stream))
+        hook(lambda self, request: order.append("unmapped"), updater, SimpleNamespace(tags=["kv_cache"]))
+    assert order == ["copies have ended", "unmapped"]
+
+
 def test_what_goes_wrong_in_the_store_is_a_miss(serve, caplog):
     tokens = prompt(1, 8)
     server = serve()

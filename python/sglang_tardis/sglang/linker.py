@@ -220,6 +220,12 @@ class TardisLinker(UnifiedCacheLinker):
         """Move to the namespace of new weights, or serve and keep nothing while they are unknown."""
         self._live.follow(live)
 
+    def end_transfers(self) -> None:
+        """Return when nothing reads or writes the pools any more: their memory is to be released."""
+        if not self._closed:
+            self._quiesce()
+            self._door.wait_for_copies()
+
     def reset(self) -> None:
         """Wait for every transfer, and empty the DRAM tier. What is stored stays."""
         if self._closed:

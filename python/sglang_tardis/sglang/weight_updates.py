@@ -141,6 +141,7 @@ def _end_of_session(method: str) -> Callable[..., Any]:
 def _release(method: str) -> Callable[..., Any]:
     def hook(original, self, recv_req, *args, **kwargs):
         update = _next()
+        _end_transfers()
         output = original(self, recv_req, *args, **kwargs)
         # Without a copy in host memory, what is there after resuming is whatever the memory held.
         if (
@@ -153,6 +154,14 @@ def _release(method: str) -> Callable[..., Any]:
 
     hook.__name__ = f"tardis_{method}"
     return hook
+
+
+def _end_transfers() -> None:
+    """SGLang calls a server idle whose pages are still copied out of the pool that it is about to unmap."""
+    with _lock:
+        backends = [backend for backend in _backends if hasattr(backend, "end_transfers")]
+    for backend in backends:
+        backend.end_transfers()
 
 
 def _next() -> str:
