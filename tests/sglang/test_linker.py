@@ -529,6 +529,7 @@ REFUSALS = {
     ),
     "draft": ({"params": {"sidecar_draft_device_pools": (object(),)}}, "no draft model"),
     "stages": ({"stages": 2}, "expected one pipeline stage, found --pp-size 2"),
+    "prefill alone": ({"overrides": {"disaggregation_mode": "prefill"}}, "found --disaggregation-mode prefill"),
     "no blocks": ({"page_size": 1, "heads": 1, "head_dim": 16}, "--page-size that is a multiple of 8"),
     "no page fits": ({"extra": {"dram": "4KiB"}}, "set a larger dram"),
     "more than the host has": ({"extra": {"dram": "900TiB"}}, "set dram, --hicache-size or --hicache-ratio"),
