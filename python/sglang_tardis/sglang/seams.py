@@ -347,7 +347,8 @@ def _direct_seam() -> Seam:
     if not module_exists(_LINKER_MODULE):
         return Seam(name, True, "this release has no external linker: the settings cannot say mode direct")
     hooks = _direct_hooks()
-    missing = [hook.target for hook in hooks if hook.module in sys.modules and _resolve(hook) is None]
+    # A module whose import is blocked is there as None.
+    missing = [hook.target for hook in hooks if sys.modules.get(hook.module) is not None and _resolve(hook) is None]
     if missing:
         return Seam(name, False, f"not found: {', '.join(missing)}")
     return Seam(name, True, "hooked in mode direct only: " + ", ".join(hook.target for hook in hooks))
