@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the threads that wait for a drive share out requests, and what a medium is told of memory.
+#include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
