@@ -145,11 +145,31 @@ def run_program(command: Sequence[str | pathlib.Path], on_row: Callable[[dict[st
     return process.returncode
 
 
+def add_store_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    """Options of programs that move pages between a GPU and a store; `what` they move them by."""
+    parser.add_argument("--shared", type=pathlib.Path, default="/dev/shm", help="a folder for the store")
+    parser.add_argument("--pages", type=int, help=f"of a {what}, 64 or more; default: 512, with --quick 128")
+    parser.add_argument("--threads", type=int, default=12, help="of the software controller, 1 to 12")
+
+
 def add_program_row(report: Report, row: dict[str, Any]) -> None:
     """A line of a program that prints rows, as one of the report."""
     names = ("case", "system", "size", "value", "unit")
     extra = {name: value for name, value in row.items() if name not in (*names, "limit")}
     report.add(*(row[name] for name in names), row.get("limit"), **extra)
+
+
+class Outcome:
+    """Checks that failed."""
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.failed = report, 0
+
+    def expect(self, good: bool, what: str, found: object = "") -> None:
+        """Print and count what is not so."""
+        if not good:
+            self.failed += 1
+            print(f"FAILED {what}: {found}", flush=True)
 
 
 def run_check(report: Report, case: str, system: str, unit: str, *command: str | pathlib.Path) -> int:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from common import Report, add_common_arguments, machine_facts
+from common import Outcome, Report, add_common_arguments, machine_facts
 from corrupt import flip_signs, stored_pages
 from sglang_tardis.direct_door import DirectDoor, DoorOptions, LoadBatch
 from sglang_tardis.kv_pools import KvPools
@@ -161,18 +161,6 @@ class Rig:
     def close(self) -> None:
         self.door.close()
         self.store.close()
-
-
-class Outcome:
-    """What was wrong."""
-
-    def __init__(self, report: Report) -> None:
-        self.report, self.failed = report, 0
-
-    def expect(self, good: bool, what: str, found: object = "") -> None:
-        if not good:
-            self.failed += 1
-            print(f"WRONG: {what}: {found}", flush=True)
 
 
 SHAPES = {

@@ -23,7 +23,6 @@ software controller's) work for every command, which with a drive none would.
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 
 from common import (
@@ -31,6 +30,7 @@ from common import (
     add_common_arguments,
     add_program_argument,
     add_program_row,
+    add_store_arguments,
     machine_facts,
     required_program,
     run_check,
@@ -45,9 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_arguments(parser)
     add_program_argument(parser, BENCH)
-    parser.add_argument("--shared", type=pathlib.Path, default="/dev/shm", help="a folder for the store")
-    parser.add_argument("--pages", type=int, help="of a load, 64 or more; default: 512, with --quick 128")
-    parser.add_argument("--threads", type=int, default=12, help="of the software controller, 1 to 12")
+    add_store_arguments(parser, "load")
     arguments = parser.parse_args()
     program = required_program(parser, arguments.program, BENCH)
     pages = arguments.pages or (128 if arguments.quick else 512)

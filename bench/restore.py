@@ -19,7 +19,6 @@ threads of the host (the software controller's) work for every command, which wi
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 
 from common import (
@@ -27,6 +26,7 @@ from common import (
     add_common_arguments,
     add_program_argument,
     add_program_row,
+    add_store_arguments,
     machine_facts,
     required_program,
     run_check,
@@ -43,9 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_arguments(parser)
     add_program_argument(parser, BENCH)
-    parser.add_argument("--shared", type=pathlib.Path, default="/dev/shm", help="a folder for the store")
-    parser.add_argument("--pages", type=int, help="of a restore, 64 or more; default: 512, with --quick 128")
-    parser.add_argument("--threads", type=int, default=12, help="of the software controller, 1 to 12")
+    add_store_arguments(parser, "restore")
     arguments = parser.parse_args()
     program = required_program(parser, arguments.program, BENCH)
     pages = arguments.pages or (128 if arguments.quick else 512)

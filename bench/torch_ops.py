@@ -28,10 +28,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from common import Report, add_common_arguments, machine_facts
+from common import Outcome, Report, add_common_arguments, machine_facts
 from sglang_tardis import gpu
 from sglang_tardis.gpu import ObjectIndex
-from torch_ops_rig import LLAMA, OPS, SHAPES, Outcome, RestoreGraph, Rig, Shape, quick_options, random_choice
+from torch_ops_rig import LLAMA, OPS, SHAPES, RestoreGraph, Rig, Shape, quick_options, random_choice
 
 SKIPPED = 77
 PARTS = ("checks", "graphs", "profile", "timing")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Report
 from sglang_tardis.gpu import GioSession, KvPools
 
 OPS = torch.ops.tardis
@@ -133,19 +132,6 @@ class Rig:
         if self.device != "cpu":
             torch.cuda.synchronize()
         self.session.close()
-
-
-class Outcome:
-    """Checks that failed."""
-
-    def __init__(self, report: Report) -> None:
-        self.report, self.failed = report, 0
-
-    def expect(self, good: bool, what: str, found: object = "") -> None:
-        """Print and count what is not so."""
-        if not good:
-            self.failed += 1
-            print(f"FAILED {what} {found}", flush=True)
 
 
 def quick_options(device: str) -> dict[str, Any]:
