@@ -12,9 +12,10 @@ host            tardis through HiCache's host pool (not by default), and host-re
 
 Cases (`--cases`, parts of their names): TTFT of recompute, device hit, DRAM hit, hit from files after /flush_cache,
 first hit after the restart, by length; a share of hits with new tokens behind it, and what the prefill waits for
-(bubble: its time beyond that with the same share on the device, of the latter); long prompts over a shared context, one
-at a time and all at once; a working set of four times the DRAM tier; prompts that nobody has seen; times between tokens
-while pages are stored; damaged pages.
+(bubble: its time beyond that with the same share on the device, of the latter); long prompts over a shared context, as
+many as DRAM tier and store hold, one at a time, by a few clients that wait for their answers (closed loop), and all at
+once; a working set of four times the DRAM tier; prompts that nobody has seen; times between tokens while pages are
+stored; damaged pages.
 
 What must hold, else it is listed under "failures" and the exit status is 1: every request's cached tokens come from
 where the case says; the first token with its top-20 log probabilities equals a device hit's, bit for bit; damaged pages

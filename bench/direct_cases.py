@@ -6,13 +6,14 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import corrupt
 from direct_campaign import Campaign
-from direct_profile import DEFAULT, Kind
+from direct_profile import DEFAULT, KINDS, Kind
 from direct_server import DirectServer, WrongState
+from direct_shared import SharedContext
 from serving_client import Outcome, OutOfTime
 from serving_results import percentile
 from serving_workloads import Request, full_hit
@@ -33,7 +34,8 @@ class Cases:
         self.kind, self.profile = server.kind, campaign.profile
         self.base = ORIGIN.get(self.kind.name, self.kind.name)
         self.lengths = self.profile.lengths(self.kind)
-        self.shared = self.profile.shared.plan(self.profile.setting(self.kind, campaign.arguments.seed), "seq").prepare
+        self.prompts = self.profile.shared_prompts(self.kind, campaign.arguments.seed)
+        self.shared = SharedContext(server, self.prompts)
 
     def plan(self) -> list[tuple[str, float, Callable[[], None]]]:
         """(name, seconds that it may take on an H200, what to call), in order. Some need those before them."""
@@ -49,9 +51,18 @@ class Cases:
             return [*steps, ("working set", 40, self.working_set)]
         if files:  # before anything that could push out what is asked for
             steps.append(("files", 25, self.files))
-        steps += [("shared context", 25, self.shared_context), ("decoding", 20, self.decoding)]
-        steps += [("misses", 20, self.misses), ("hit rates from DRAM", 30, self.rates_dram)]
-        return [*steps, ("hit rates from files", 30, self.rates_files)] if files else steps
+        steps += [
+            ("shared context, closed loop", 50, self.shared.closed_loop),
+            ("shared context, all at once", 20, self.shared.all_at_once),
+            ("decoding", 20, self.decoding),
+            ("misses", 20, self.misses),
+            ("hit rates from DRAM", 45, self.rates_dram),
+        ]
+        if files:
+            steps.append(("hit rates from files", 45, self.rates_files))
+        if self.kind.fresh:
+            steps.append(("what a restart finds", 10, self.leave))
+        return steps
 
     def run(self) -> None:
         """All cases, until time or the server is gone."""
@@ -107,7 +118,7 @@ class Cases:
         if self.kind.small:
             fillers = [server.request(f"filler/{n}", profile.filler) for n in range(2)]
         else:
-            fillers = list(self.shared)
+            fillers = list(self.prompts[: self.profile.fillers])
         server.prepare_fillers(fillers)
         if self.kind.door is not None:
             control = server.request(CONTROL, profile.sizes[0])
@@ -201,12 +212,23 @@ class Cases:
 
     # ---- shares that hit ----
 
+    def bring_back(self) -> None:
+        """The document and the fillers into the DRAM tier, if prompts over the shared context have had its place."""
+        if self.shared.warm:
+            self.shared.warm = False
+            self.server.flush()
+            for request in (self.server.request(DOCUMENT, self.profile.prefixes[-1]), *self.server.fillers):
+                self.server.ask(request, "any", what="brought back")
+                self.server.settle(quiet=0.3)
+
     def rates_dram(self) -> None:
         """A share from the DRAM tier."""
+        self.bring_back()
         self.hit_rates("dram", lambda: self.server.push_out(DOCUMENT))
 
     def rates_files(self) -> None:
         """A share from files."""
+        self.bring_back()
         self.hit_rates("files", self.server.flush)
 
     def hit_rates(self, state: str, before: Callable[[], object]) -> None:
@@ -253,45 +275,6 @@ class Cases:
         self.check_source(state, counted)
 
     # ---- throughput ----
-
-    def shared_context(self) -> None:
-        """Long prompts over a shared context, all in the DRAM tier: one at a time, then all at once."""
-        server, profile = self.server, self.profile
-        for request in self.shared:  # so that all of them are in the DRAM tier, whatever emptied it before
-            server.ask(request, "any", what="shared context, first")
-        time.sleep(1.0)
-        asked = [self.shared[n % len(self.shared)] for n in range(profile.together)]
-        alone, _ = server.client.one_by_one(asked[: profile.alone], lambda _request: None, top=False)
-        self.shared_rows("one at a time", alone, sum(outcome.latency for outcome in alone))
-        outcomes, seconds = server.client.together(asked, [0.0] * len(asked), lambda _request: None)
-        self.shared_rows("all at once", outcomes, seconds)
-        server.sent += server.pools.device  # whatever was pushed out: nothing of before counts as there
-
-    def shared_rows(self, load: str, outcomes: Sequence[Outcome], seconds: float) -> None:
-        """Throughput and times of one load."""
-        broken = [outcome.error for outcome in outcomes if outcome.error]
-        if broken:
-            raise RuntimeError(f"shared context, {load}: {len(broken)} of {len(outcomes)} failed: {broken[0]}")
-        tokens = {tier: sum(outcome.cached[tier] for outcome in outcomes) for tier in outcomes[0].cached}
-        short = sum(sum(o.cached.values()) != full_hit(o.prompt_tokens, self.profile.page_size) for o in outcomes)
-        case = f"shared context, {load}"
-        self.server.row(f"{case}: ttft", len(outcomes), [outcome.ttft for outcome in outcomes])
-        self.campaign.report.add(
-            f"{case}: mean ttft",
-            self.kind.name,
-            len(outcomes),
-            statistics.fmean(outcome.ttft for outcome in outcomes) * 1e3,
-            "ms",
-        )
-        self.campaign.report.add(
-            f"{case}: throughput",
-            self.kind.name,
-            len(outcomes),
-            len(outcomes) / seconds,
-            "req/s",
-            not_whole_hits=short,
-            **tokens,
-        )
 
     def working_set(self) -> None:
         """Four times as many prompts as the DRAM tier holds, asked in turn, then once more in another order."""
@@ -367,6 +350,13 @@ class Cases:
                     gaps=len(found),
                     **extra,
                 )
+
+    def leave(self) -> None:
+        """Ask once more what the next server looks for, lest prompts since then have pushed it out of the store."""
+        requests = [self.prompt(length) for length in self.profile.lengths(KINDS["restart"])]
+        for request in (*requests, self.server.request(CONTROL, self.profile.sizes[0])):
+            self.server.ask(request, "any", what="for the restart")
+        self.server.settle()
 
     # ---- damage ----
 

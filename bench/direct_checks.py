@@ -92,7 +92,7 @@ def checks(rows: Rows, limits: Mapping[str, float], token_bytes: int, page: int)
     for state in ("dram", "files"):
         for share, bubble in shares(rows, state, "direct"):
             found.append(Check(f"bubble with {share} % from {state}", bubble, 5, "%"))
-    for load in ("one at a time", "all at once"):
+    for load in ("one at a time", "closed loop", "all at once"):
         case = f"shared context, {load}: throughput"
         for row_case, system, size in rows:
             if row_case == case and system == "direct":

@@ -9,7 +9,8 @@ import pathlib
 from typing import Any
 
 from common import ServedModel
-from serving_workloads import LvEval, Setting, WorkingSet
+from serving_workloads import LvEval, Request, Setting, WorkingSet
+from sglang_tardis.config import parse_size
 from ttft_campaign import GPU_FLAGS, HERE
 
 
@@ -72,6 +73,11 @@ KINDS = {
 DEFAULT = ("direct", "restart", "hicache-direct", "hicache")
 """In the order of their importance: a deadline costs the last ones."""
 
+STORE_OVERHEAD = 1.05
+"""Bytes of a store over those of its pages, at most."""
+TIER_FILL = 0.98
+"""Of a DRAM tier, what prompts may take: their last pages and what is computed behind them want some too."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Pools:
@@ -96,9 +102,13 @@ class Profile(ServedModel):
     """Tokens behind a prefix that is cached."""
     prefixes: tuple[int, ...]
     shared: LvEval
+    """With the most prompts that are ever asked; `shared_prompts` are those that fit."""
+    fillers: int
+    """So many of them push others out of the large device pool."""
     alone: int
+    requests: int
     together: int
-    """Requests over `shared`: one at a time, and all at once."""
+    """Requests over `shared`: one at a time; by clients, and all at once; clients."""
     set_length: int
     misses: tuple[tuple[int, int], ...]
     """(length, how many)"""
@@ -123,6 +133,23 @@ class Profile(ServedModel):
         """What workloads depend on."""
         return Setting(self.page_size, self.shape["vocab_size"], self.pools(kind).dram, seed)
 
+    def shared_prompts(self, kind: Kind, seed: int) -> tuple[Request, ...]:
+        """Prompts over the shared context, as many as fit into the large DRAM tier and, beside what a restart is to
+        find, into the store: the same on every server.
+        """
+        kept = sum(self.lengths(KINDS["restart"])) + self.sizes[0]
+        stored = round(parse_size(self.capacity) / self.token_bytes / STORE_OVERHEAD) - kept
+        room = min(round(self.large.dram * TIER_FILL), stored)
+        asked = self.shared.plan(self.setting(kind, seed), "seq").prepare
+        used, fit = 0, 0
+        for number, request in enumerate(asked):
+            own = len(request.tokens) - (self.shared.shared if number else 0)
+            used += -(-own // self.page_size) * self.page_size
+            if used > room:
+                break
+            fit = number + 1
+        return asked[:fit]
+
     @property
     def working_set(self) -> WorkingSet:
         """Four times the DRAM tier, asked once more."""
@@ -140,9 +167,11 @@ def gpu_profile(quick: bool) -> Profile:
         sizes=(8192, 32_768, 65_536),
         new=8192,
         prefixes=(8192, 73_728) if quick else (8192, 24_576, 40_960, 73_728),
-        shared=LvEval(prompts=3),
+        shared=LvEval(prompts=12),
+        fillers=3,
         alone=6 if quick else 24,
-        together=24 if quick else 100,
+        requests=40 if quick else 100,
+        together=4,
         set_length=16_384,
         misses=((8192, 4),) if quick else ((8192, 12), (32_768, 3)),
         decode=(4, 192, 32_768),
@@ -164,9 +193,11 @@ def cpu_profile(quick: bool) -> Profile:
         sizes=(512, 1024, 2048),
         new=256,
         prefixes=(256, 2304),
-        shared=LvEval(prompts=3, shortest=1300, longest=1500, shared=256),
+        shared=LvEval(prompts=6, shortest=1300, longest=1500, shared=256),
+        fillers=3,
         alone=3,
-        together=6,
+        requests=12,
+        together=4,
         set_length=1024,
         misses=((256, 2),),
         decode=(2, 12, 1024),

@@ -194,6 +194,50 @@ class Client:
             raise OutOfTime("open loop")
         return [outcome for outcome in outcomes if outcome is not None], time.perf_counter() - start
 
+    def closed_loop(
+        self, requests: Sequence[Request], clients: int, salt: Callable[[Request], str | None]
+    ) -> tuple[list[Outcome], float]:
+        """So many clients send the requests in their order, each the next one when its last is answered. A request
+        waits while one of the same name is in flight. Returns outcomes in the order of `requests`, and the seconds from
+        the start to the last answer.
+        """
+        bodies = {request.name: self.body(request, salt(request), top=False) for request in requests}
+        outcomes: list[Outcome | None] = [None] * len(requests)
+        left = iter(range(len(requests)))
+        flying: set[str] = set()
+        changed = threading.Condition()
+        start = time.perf_counter()
+
+        def work() -> None:
+            while True:
+                with changed:
+                    index = next(left, None)
+                    if index is None:
+                        return
+                    name = requests[index].name
+                    while name in flying:
+                        changed.wait()
+                    flying.add(name)
+                try:
+                    outcome = self.send(requests[index], bodies[name], start)
+                    outcome.due = outcome.sent
+                    outcomes[index] = outcome
+                except OutOfTime:
+                    return
+                finally:
+                    with changed:
+                        flying.discard(name)
+                        changed.notify_all()
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if any(outcome is None for outcome in outcomes) or self._left() <= 0:
+            raise OutOfTime("closed loop")
+        return [outcome for outcome in outcomes if outcome is not None], time.perf_counter() - start
+
     def waves(self, requests: Sequence[Request], salt: Callable[[Request], str | None]) -> tuple[list[Outcome], float]:
         """The requests of each wave together, the waves one after the other."""
         outcomes: list[Outcome] = []

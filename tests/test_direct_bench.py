@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import direct
@@ -12,6 +13,7 @@ from direct_cases import CONTROL, DOCUMENT, Cases
 from direct_checks import checks, crossover
 from direct_profile import KINDS, cpu_profile, gpu_profile
 from direct_server import DirectServer, WrongState
+from direct_shared import order
 from serving_client import Outcome
 from sglang_tardis.config import load_config, parse_size
 
@@ -34,8 +36,8 @@ def test_pools_hold_what_is_asked(profile):
     assert profile.lengths(KINDS["direct"]) == profile.sizes
     assert profile.lengths(KINDS["restart"]) == profile.sizes[:-1]
 
-    shared = profile.shared.plan(profile.setting(KINDS["direct"], 1), "seq").prepare
-    lengths = [len(request.tokens) for request in shared]
+    shared = profile.shared_prompts(KINDS["direct"], 1)
+    lengths = [len(request.tokens) for request in shared[: profile.fillers]]
     context = sum(lengths) - (len(lengths) - 1) * profile.shared.shared
     assert context - max(lengths) > large.device - longest, "others push out what was asked"
     prompts = sum(profile.sizes[:-1]) + longest + profile.sizes[0]
@@ -47,6 +49,28 @@ def test_pools_hold_what_is_asked(profile):
     tokens = sum(len(request.tokens) for request in asked.prepare)
     assert tokens >= 4 * small.dram
     assert tokens * profile.token_bytes * 1.05 <= parse_size(profile.capacity), "the store keeps the working set"
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=["gpu", "gpu quick", "cpu", "cpu quick"])
+def test_as_many_prompts_over_one_context_as_fit(profile):
+    shared = profile.shared_prompts(KINDS["direct"], 1)
+    assert len(shared) >= 6 and shared == profile.shared_prompts(KINDS["hicache-direct"], 1)
+    context = shared[0].tokens[: profile.shared.shared]
+    assert all(request.tokens[: len(context)] == context for request in shared)
+    tokens = sum(len(request.tokens) - len(context) for request in shared) + len(context)
+    assert tokens < profile.large.dram
+    kept = sum(profile.lengths(KINDS["restart"])) + profile.sizes[0]
+    assert (tokens + kept) * profile.token_bytes * 1.05 <= parse_size(profile.capacity)
+    half = dataclasses.replace(profile, capacity=str((tokens // 2 + kept) * profile.token_bytes))
+    assert 0 < len(half.shared_prompts(KINDS["direct"], 1)) < len(shared), "of a smaller store, fewer"
+
+
+def test_a_prompt_is_not_asked_again_soon():
+    asked = order(6, 100, 4, seed=1)
+    assert set(asked) == set(range(6)) and asked == order(6, 100, 4, seed=1) != order(6, 100, 4, seed=2)
+    assert all(len(set(asked[begin : begin + 5])) == 5 for begin in range(96))
+    with pytest.raises(ValueError, match="more than as many prompts, found 4"):
+        order(4, 100, 4, seed=1)
 
 
 def test_a_prompt_is_the_same_everywhere_and_grows_at_its_end(campaign):
