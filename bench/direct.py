@@ -9,6 +9,7 @@ restart         the same, started anew on that store, with a smaller DRAM tier; 
 hicache-direct  HiCache-DRAM, page_first_direct and direct: its fastest pair
 hicache         HiCache-DRAM with SGLang's defaults; the smaller DRAM tier
 host            tardis through HiCache's host pool (not by default), and host-restart
+disk            the direct door on a store on a disk (not by default; --disk-dir), one case: hits from files beside fio
 
 Cases (`--cases`, parts of their names): TTFT of recompute, device hit, DRAM hit, hit from files after /flush_cache,
 first hit after the restart, by length; a share of hits with new tokens behind it, and what the prefill waits for
@@ -34,13 +35,14 @@ import shutil
 import sys
 import time
 
-from common import add_common_arguments
+from common import add_common_arguments, file_system
 from direct_campaign import Campaign
 from direct_cases import ORIGIN, Cases, damage
 from direct_checks import checks, crossover, shares
 from direct_profile import DEFAULT, KINDS, Kind
 from direct_server import DirectServer
 from serving_client import OutOfTime
+from store_throughput import direct_flag
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -50,6 +52,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--servers", default=",".join(DEFAULT), help="comma list, in order (default %(default)s)")
     parser.add_argument("--cases", default="", help="comma list of parts of their names (default: all)")
     parser.add_argument("--l3-dir", type=pathlib.Path, required=True, help="folder for stores, for example on tmpfs")
+    parser.add_argument("--disk-dir", type=pathlib.Path, help="a folder on a disk, for the store of the server `disk`")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--model-path", type=pathlib.Path, help="a folder with config.json (weights are random)")
     parser.add_argument("--attention-backend", default="fa3", help="with a GPU (default %(default)s)")
@@ -73,6 +76,14 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     unknown = [name for name in arguments.servers if name not in KINDS]
     if unknown:
         parser.error(f"--servers: {unknown[0]!r} is not one of {', '.join(KINDS)}")
+    if "disk" in arguments.servers:
+        if arguments.disk_dir is None or not arguments.disk_dir.is_dir():
+            parser.error(f"--disk-dir: the server `disk` wants a folder on a disk, found {arguments.disk_dir}")
+        if not direct_flag(arguments.disk_dir):
+            parser.error(
+                f"--disk-dir {arguments.disk_dir}: expected a file system on a disk that takes O_DIRECT, found "
+                f"{file_system(arguments.disk_dir)}"
+            )
     return arguments
 
 

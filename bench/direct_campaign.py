@@ -10,7 +10,7 @@ import shutil
 import time
 from typing import Any
 
-from common import Report, is_memory, machine_facts, machine_limits
+from common import Report, file_system, is_memory, machine_facts, machine_limits
 from direct_profile import Kind, Profile, profile
 from serving_client import Outcome
 
@@ -37,6 +37,8 @@ class Campaign:
         """By "what/prompt": first token and digest of its log probabilities. Of device hits and recomputes."""
         self.damaged_pages, self.damaged_from = earlier.get("damaged", (0, 0))  # of the control prompt; the first
         self.report = Report(arguments.json, machine_facts(self.folder), files_in_memory=is_memory(self.folder))
+        if arguments.disk_dir:
+            self.report.machine["file_systems"][str(arguments.disk_dir)] = file_system(arguments.disk_dir)
         for row in earlier.get("rows", []):
             self.report.rows[row["case"], row["system"], str(row["size"])] = row
         kept = {name: earlier[name] for name in earlier if name.startswith(("server_", "counters_"))}
@@ -57,7 +59,8 @@ class Campaign:
         if self.profile.device == "cpu":
             said.append("A tiny model on a CPU: this checks the program, its times mean nothing.")
         if is_memory(self.folder):
-            said.append("The store lies in memory (tmpfs): no disk was measured.")
+            other = ", but for the server `disk`" if self.arguments.disk_dir else ": no disk was measured"
+            said.append(f"The store lies in memory (tmpfs){other}.")
         return said
 
     def save(self) -> None:
@@ -93,7 +96,9 @@ class Campaign:
         return False
 
     def store(self, kind: Kind) -> pathlib.Path:
-        """The folder of a door's store; both doors have one of their own."""
+        """The folder of a door's store; both doors have one of their own, and so has the disk."""
+        if kind.disk:
+            return self.arguments.disk_dir.resolve() / "tardis-store-disk"
         return self.folder / f"store-{kind.door}"
 
     def new_store(self, kind: Kind) -> None:

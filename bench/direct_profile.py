@@ -28,6 +28,8 @@ class Kind:
     """`direct` or `host`: tardis by that door; None: SGLang's DRAM tier alone."""
     fresh: bool = False
     """It begins with an empty store."""
+    disk: bool = False
+    """Its store lies on a disk."""
 
     @property
     def files_tier(self) -> str:
@@ -37,7 +39,8 @@ class Kind:
     def extra_config(self, folder: pathlib.Path, capacity: str, more: dict[str, Any]) -> dict[str, Any]:
         """Tardis's settings."""
         mode = {"mode": "direct"} if self.door == "direct" else {}
-        return {**mode, "path": str(folder), "capacity": capacity, **more}
+        io = {"direct_io": "on"} if self.disk else {}
+        return {**mode, "path": str(folder), "capacity": capacity, **io, **more}
 
 
 KINDS = {
@@ -68,6 +71,7 @@ KINDS = {
             io="direct",
             door="host",
         ),
+        Kind("disk", "tardis direct, an empty store on a disk", small=True, door="direct", fresh=True, disk=True),
     )
 }
 DEFAULT = ("direct", "restart", "hicache-direct", "hicache")
@@ -118,11 +122,19 @@ class Profile(ServedModel):
     """Length of prompts that push others out of the small device pool."""
     repetitions: int
     capacity: str
+    disk_capacity: str
+    """Of a store on a disk, which holds a few prompts of one length."""
+    disk_bytes: int
+    """What a plain program reads beside it."""
     flags: tuple[str, ...] = ()
 
     def pools(self, kind: Kind) -> Pools:
         """Those of a kind of server."""
         return self.small if kind.small else self.large
+
+    def store_capacity(self, kind: Kind) -> str:
+        """That of its store."""
+        return self.disk_capacity if kind.disk else self.capacity
 
     def lengths(self, kind: Kind) -> tuple[int, ...]:
         """Prompt lengths that fit into its device pool."""
@@ -178,6 +190,8 @@ def gpu_profile(quick: bool) -> Profile:
         filler=19_456,
         repetitions=2 if quick else 3,
         capacity="44GiB",
+        disk_capacity="24GiB",
+        disk_bytes=(512 if quick else 2048) << 20,
         flags=tuple(GPU_FLAGS),
     )
 
@@ -204,6 +218,8 @@ def cpu_profile(quick: bool) -> Profile:
         filler=1024,
         repetitions=1 if quick else 2,
         capacity="512MiB",
+        disk_capacity="256MiB",
+        disk_bytes=64 << 20,
     )
 
 

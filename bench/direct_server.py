@@ -40,7 +40,9 @@ class DirectServer:
             model=self.profile.model,
             port=arguments.port,
             storage="tardis" if kind.door else None,
-            extra_config=kind.extra_config(campaign.store(kind), self.profile.capacity, arguments.tardis_config)
+            extra_config=kind.extra_config(
+                campaign.store(kind), self.profile.store_capacity(kind), arguments.tardis_config
+            )
             if kind.door
             else {},
             device=self.profile.device,
@@ -149,6 +151,19 @@ class DirectServer:
             for name, value in self.published().items()
             if value != before.get(name, 0.0)
         }
+
+    def check_source(self, state: str, counted: dict[str, float]) -> None:
+        """That the direct door's pages came from memory, or from files, since then."""
+        if self.kind.door != "direct":
+            return
+        grown = self.grown(counted)
+        names = {"dram": "tardis_direct_memory_pages_total", "files": "tardis_direct_file_pages_total"}
+        right = grown.get(names.pop(state), 0.0)
+        wrong = sum(grown.get(name, 0.0) for name in names.values())
+        if wrong > 0.1 * right:
+            self.campaign.fail(
+                f"{self.kind.name}, {state}: {right:.0f} pages came from there, {wrong:.0f} from elsewhere"
+            )
 
     def settle(self, quiet: float = 0.7, most: float = 60.0) -> float:
         """Wait until nothing more is stored. Returns the seconds; the copies to a DRAM tier alone get a second."""

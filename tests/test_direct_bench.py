@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import direct
 import pytest
 from direct_campaign import Campaign
 from direct_cases import CONTROL, DOCUMENT, Cases
 from direct_checks import checks, crossover
+from direct_disk import DiskCase
 from direct_profile import KINDS, cpu_profile, gpu_profile
 from direct_server import DirectServer, WrongState
 from direct_shared import order
@@ -22,7 +24,7 @@ PROFILES = [gpu_profile(False), gpu_profile(True), cpu_profile(False), cpu_profi
 
 @pytest.fixture
 def campaign(tmp_path):
-    words = ["--device", "cpu", "--l3-dir", str(tmp_path / "l3"), "--out", str(tmp_path)]
+    words = ["--device", "cpu", "--l3-dir", str(tmp_path / "l3"), "--out", str(tmp_path), "--disk-dir", str(tmp_path)]
     return Campaign(direct.parse([*words, "--json", str(tmp_path / "direct.json")]))
 
 
@@ -90,6 +92,7 @@ def test_the_flags_of_a_server(campaign, name):
         extra = json.loads(flags[flags.index("--hicache-storage-backend-extra-config") + 1])
         assert extra.pop("mode", "host") == kind.door
         assert load_config(extra).folder == str(campaign.store(kind))
+        assert (extra.get("direct_io") == "on") == kind.disk
         fresh = {k.name for k in KINDS.values() if k.fresh}
         assert kind.fresh or campaign.store(kind) in {campaign.store(KINDS[n]) for n in fresh}
     ratio = float(flags[flags.index("--hicache-ratio") + 1])
@@ -129,6 +132,22 @@ def test_answers_outlive_a_start_of_the_program(campaign):
 def rows(**values):
     """Rows by "case|system|size"."""
     return {tuple(name.split("|")): {"value": value} for name, value in values.items()}
+
+
+def test_a_disk_is_one_that_takes_direct_io(tmp_path, capsys):
+    words = ["--l3-dir", str(tmp_path), "--servers", "disk"]
+    for more, found in (([], "found None"), (["--disk-dir", "/proc"], "found proc")):
+        with pytest.raises(SystemExit):
+            direct.parse([*words, *more])
+        assert found in capsys.readouterr().err
+
+
+def test_the_disk_is_read_without_fio_too(campaign, monkeypatch):
+    case = DiskCase(DirectServer(campaign, KINDS["disk"]))
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    tool, rate = case.read_rate()
+    assert "fio is not installed" in tool and rate > 0
+    assert not list(case.folder.glob("*.bin"))
 
 
 def test_what_was_aimed_at():
