@@ -23,6 +23,7 @@ from sglang_server import ServerError
 DOCUMENT = "document"
 """The prompt that hits of a share have as their beginning; its first tokens are the longest of the sizes."""
 CONTROL = "control"
+LAYER_WAIT = "tardis_direct_layer_wait_seconds_total"
 ORIGIN = {"restart": "direct", "host-restart": "host"}
 """The server that stored what a restarted one finds."""
 
@@ -223,14 +224,15 @@ class Cases:
 
     def hit_rates(self, state: str, before: Callable[[], object]) -> None:
         """`new` tokens behind a prefix from that state, and other new ones behind the same prefix on the device: the
-        difference is what the prefill waited for.
+        difference is what the prefill waited for. Beside it the direct door's own count: how long the forward's stream
+        stood still for layers.
         """
         server, new = self.server, self.profile.new
         document = server.request(DOCUMENT, self.profile.prefixes[-1]).tokens
         counted = server.published()
         for prefix in self.profile.prefixes:
             times: dict[str, list[float]] = {state: [], "device": []}
-            equal = []
+            equal, stood_still = [], []
             for number in range(max(1, self.profile.repetitions - 1)):
                 for where, turn in ((state, before), ("device", None)):
                     if turn is not None:
@@ -238,7 +240,10 @@ class Cases:
                     # The DRAM tier and files answer the same prompts on every server; one on the device, others.
                     name = f"new/{state}/{prefix}/{number}/{where}"
                     request = server.behind(document[:prefix], name, new)
+                    before_it = server.published() if self.kind.door == "direct" and where == state else None
                     outcome = server.ask(request, where, cached=prefix, what=f"{prefix} from {where}")
+                    if before_it is not None:
+                        stood_still.append(server.grown(before_it).get(LAYER_WAIT, 0.0))
                     server.seen[DOCUMENT] = server.sent
                     times[where].append(outcome.ttft)
                     if where == state:
@@ -250,6 +255,7 @@ class Cases:
             on_device = statistics.median(times["device"])
             waited = statistics.median(times[state]) - on_device
             percent = round(100 * prefix / (prefix + new), 1)
+            by_counter = {"stood_still_ms": round(statistics.median(stood_still) * 1e3, 3)} if stood_still else {}
             server.row(f"hit rate, {state}", percent, times[state], on_device * 1e3, prefix=prefix, new=new)
             self.campaign.report.add(
                 f"bubble, {state}",
@@ -261,6 +267,7 @@ class Cases:
                 waited_ms=round(waited * 1e3, 3),
                 on_device_ms=round(on_device * 1e3, 3),
                 equal_to_another_server=f"{sum(equal)}/{len(equal)}",
+                **by_counter,
             )
         self.server.check_source(state, counted)
 

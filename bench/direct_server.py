@@ -147,7 +147,7 @@ class DirectServer:
     def grown(self, before: dict[str, float]) -> dict[str, float]:
         """Counters that grew since."""
         return {
-            name: round(value - before.get(name, 0.0), 3)
+            name: round(value - before.get(name, 0.0), 6)
             for name, value in self.published().items()
             if value != before.get(name, 0.0)
         }

@@ -17,6 +17,7 @@ import torch
 
 from sglang_tardis.gio_session import GioSession
 from sglang_tardis.gpu_transfers import GpuTransfers
+from sglang_tardis.intervals import HostInterval, Interval, StreamInterval
 from sglang_tardis.kv_pools import KvPools, PageLayout
 from sglang_tardis.load_engine import Load, LoadEngine, LoadPages
 from sglang_tardis.loads_abi import ABORT
@@ -83,14 +84,20 @@ class LoadBatch:
         self.loads: list[Load] = []
         self.failed = False
         self._waited: tuple[int, int] | None = None  # the stream, and the layer that it has waited for
+        self.transfers: list[Interval] = []  # on the stream of loads
+        self._waits: list[Interval] = []  # of the forward
 
     def wait_layer(self, layer: int) -> None:
         """See `LayerSource`. A stream that has waited for a layer has waited for those before it."""
         stream = self._door.current_stream()
         if self._waited is not None and self._waited[0] == stream and layer <= self._waited[1]:
             return
+        wait = self._door.take_interval()
+        wait.begin()
         for load in self.loads:
             load.wait_layer(layer)
+        wait.end()
+        self._waits.append(wait)
         self._waited = (stream, layer)
 
     def is_done(self) -> bool:
@@ -108,7 +115,14 @@ class LoadBatch:
         slots, self._slots = self._slots, []
         for each in slots:
             self._door.tier.unpin(each)
+        self._count_times()
         return not self.failed
+
+    def _count_times(self) -> None:
+        for name, intervals in (("load_ns", self.transfers), ("layer_wait_ns", self._waits)):
+            self._door.counts[name] += sum(interval.nanoseconds() for interval in intervals)
+            self._door.give_back(intervals)
+        self.transfers, self._waits = [], []
 
 
 class DirectDoor:
@@ -140,6 +154,7 @@ class DirectDoor:
         self.layout, self.page_tokens = layout, pools.page_tokens
         self.on_gpu = pools.device.type == "cuda"
         self.counts: collections.Counter[str] = collections.Counter()
+        self._intervals: list[Interval] = []  # those not in use
         self._steps: list[Callable[[], None]] = []  # of close, the last first
         try:
             self._open(store, namespace)
@@ -202,6 +217,16 @@ class DirectDoor:
     def current_stream(self) -> int:
         """The cudaStream_t that waits of this thread are enqueued on; 0 on the CPU."""
         return torch.cuda.current_stream(self._pools.device).cuda_stream if self.on_gpu else 0
+
+    def take_interval(self) -> Interval:
+        """For `give_back`: events are made once."""
+        if self._intervals:
+            return self._intervals.pop()
+        return StreamInterval() if self.on_gpu else HostInterval()
+
+    def give_back(self, intervals: Sequence[Interval]) -> None:
+        """They measure nothing any more."""
+        self._intervals += intervals
 
     def close(self) -> None:
         """End everything; what waits to be stored is stored. Every batch was finished. Again does nothing."""
@@ -283,17 +308,23 @@ class DirectDoor:
         hashes = np.concatenate([load.hashes for load in queued])
         pinned, files = np.flatnonzero(there), np.flatnonzero(~there)
         pinned_ids, file_ids = _take(ids, pinned), _take(ids, files)
-        if self._transfers is not None:
-            stream = self._transfers.load_stream
+        stream = None if self._transfers is None else self._transfers.load_stream
+        if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(self._pools.device))  # it makes the ids
             if self._forward_stream is not None:
                 stream.wait_stream(self._forward_stream)  # slots that were free until now may still be read there
+        transfer = self.take_interval()
+        if stream is not None:
+            transfer.begin(stream)
         most_pinned, most_files = self.engine.most_pinned_pages, self.engine.most_file_pages
         for part in range(max(-(-len(pinned) // most_pinned), -(-len(files) // most_files))):
             a = slice(part * most_pinned, (part + 1) * most_pinned)
             b = slice(part * most_files, (part + 1) * most_files)
             pages = LoadPages(pinned_ids[a], addresses[a], file_ids[b], np.ascontiguousarray(hashes[files[b]]))
             batch.loads.append(self.engine.begin(pages))
+        if stream is not None:
+            transfer.end(stream)
+            batch.transfers.append(transfer)
         self.counts["loads"] += len(queued)
         self.counts["pages_from_memory"] += len(pinned)
         self.counts["pages_from_files"] += len(files)

@@ -81,6 +81,11 @@ _LINKER_COUNTERS = {
     "tardis_direct_dropped_pages": ("pages_dropped_no_room", "Pages not kept: no room in DRAM."),
     "tardis_direct_evicted_pages": ("dram_evicted", "Pages that made room in the DRAM tier."),
 }
+# In seconds, of fields in nanoseconds
+_LINKER_TIMES = {
+    "tardis_direct_load_seconds": ("load_ns", "Time that loads took on the GPU's stream of loads."),
+    "tardis_direct_layer_wait_seconds": ("layer_wait_ns", "Time that forwards stood still for layers under way."),
+}
 _LINKER_GAUGES = {
     "tardis_direct_dram_slots": ("dram_slots", "Pages that the DRAM tier has room for."),
     "tardis_direct_dram_pages": ("dram_published", "Pages in the DRAM tier."),
@@ -120,6 +125,7 @@ class _LinkerRegistered:
             name: Gauge(name, text, multiprocess_mode="mostrecent") for name, (_, text) in _LINKER_GAUGES.items()
         }
         self.counters = {name: Counter(name, text) for name, (_, text) in _LINKER_COUNTERS.items()}
+        self.times = {name: Counter(name, text) for name, (_, text) in _LINKER_TIMES.items()}
         self.bytes = Counter("tardis_direct_bytes", "Bytes moved by the direct door.", ["source"])
 
 
@@ -148,6 +154,8 @@ class LinkerMetrics:
             self._metrics.gauges[name].set(state.get(field, 0))
         for name, (field, _) in _LINKER_COUNTERS.items():
             self._metrics.counters[name].inc(self._step(field, state.get(field, 0)))
+        for name, (field, _) in _LINKER_TIMES.items():
+            self._metrics.times[name].inc(self._step(field, state.get(field, 0)) / 1e9)
         for source, field in (("memory", "pages_from_memory"), ("files", "pages_from_files")):
             moved = self._step(f"bytes:{source}", state.get(field, 0) * page_bytes)
             self._metrics.bytes.labels(source).inc(moved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from types import SimpleNamespace
 
 import corrupt
@@ -303,6 +304,24 @@ def test_reset_while_loads_and_offloads_are_under_way(serve):
         assert server.serve(tokens) == Served(0, 160, 0, True)
 
 
+def test_what_forwards_wait_for_layers_is_counted(serve, monkeypatch):
+    tokens = prompt(1, 8)
+    server = serve()
+    server.serve(tokens)
+    counts, engine = server.linker._door.counts, server.linker._door.engine
+    assert counts["layer_wait_ns"] == 0  # nothing was loaded
+    waited = engine.runner.wait_layer
+
+    def slowly(load, layer):
+        waited(load, layer)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(engine.runner, "wait_layer", slowly)
+    server.forget_device()
+    assert server.serve(tokens) == Served(0, 128, 0, True)
+    assert 0.08e9 <= counts["layer_wait_ns"] < 2e9  # four layers, each for once however often it is asked for
+
+
 def test_the_waits_of_other_batches_return_at_once(serve):
     server = serve()
     counter = server.linker.layer_done_counter
@@ -558,7 +577,8 @@ def test_every_metric_is_a_field_of_the_linker(serve):
     server.forget_dram()
     server.serve(prompt(1, 4))
     rare = {"failed_loads"}
-    fields = {field for field, _ in (*metrics._LINKER_COUNTERS.values(), *metrics._LINKER_GAUGES.values())}
+    named = (metrics._LINKER_COUNTERS, metrics._LINKER_GAUGES, metrics._LINKER_TIMES)
+    fields = {field for names in named for field, _ in names.values()}
     assert fields - rare <= set(server.linker.state())
 
 

@@ -101,7 +101,7 @@ def test_metrics_of_the_direct_door(tmp_path):
         from prometheus_client import CollectorRegistry, generate_latest, multiprocess
         from sglang_tardis.metrics import LinkerMetrics
         metrics = LinkerMetrics()
-        state = dict(loads=2, pages_from_memory=3, loader_missing=5, dram_slots=7)
+        state = dict(loads=2, pages_from_memory=3, loader_missing=5, dram_slots=7, layer_wait_ns=1_500_000_000)
         metrics.update(state, 1000)
         metrics.update(state | dict(pages_from_memory=4, loader_missing=1), 1000)  # the loader was opened anew
         registry = CollectorRegistry()
@@ -111,5 +111,6 @@ def test_metrics_of_the_direct_door(tmp_path):
         tmp_path,
     ).splitlines()
     assert 'tardis_direct_bytes_total{source="memory"} 4000.0' in page
-    for line in ("loads_total 2.0", "memory_pages_total 4.0", "missing_pages_total 6.0", "dram_slots 7.0"):
+    named = ("memory_pages_total 4.0", "missing_pages_total 6.0", "dram_slots 7.0", "layer_wait_seconds_total 1.5")
+    for line in ("loads_total 2.0", *named):
         assert f"tardis_direct_{line}" in page, line
