@@ -49,21 +49,32 @@ def _output(command: list[str]) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def file_system(folder: str | os.PathLike) -> str:
-    """Type of the file system that holds `folder`, for example "ext4" or "tmpfs"; "unknown" if /proc does not say."""
+def _mount(folder: str | os.PathLike) -> tuple[str, list[str]]:
+    """Type of the file system that holds `folder` and its options; "unknown" if /proc does not say."""
     real = os.path.realpath(folder)
-    best, kind = "", "unknown"
+    best, kind, given = "", "unknown", ""
     try:
         with open("/proc/self/mounts", encoding="utf-8") as mounts:
             for line in mounts:
-                _, mount, fstype, *_ = line.split()
+                _, mount, fstype, options, *_ = line.split()
                 mount = mount.replace("\\040", " ")
                 inside = real == mount or real.startswith(mount.rstrip("/") + "/")
                 if inside and len(mount) >= len(best):
-                    best, kind = mount, fstype
+                    best, kind, given = mount, fstype, options
     except OSError:
         pass
-    return kind
+    return kind, given.split(",")
+
+
+def file_system(folder: str | os.PathLike) -> str:
+    """Type of the file system that holds `folder`, for example "ext4" or "tmpfs"."""
+    return _mount(folder)[0]
+
+
+def file_system_facts(folder: str | os.PathLike) -> str:
+    """The same, and for a tmpfs what its pages are if not small ones: first reads depend on it."""
+    kind, options = _mount(folder)
+    return ", ".join([kind, *(option for option in options if option.startswith("huge="))])
 
 
 def is_memory(folder: str | os.PathLike) -> bool:
@@ -81,7 +92,7 @@ def machine_facts(*folders: str | os.PathLike) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "packages": {},
-        "file_systems": {str(folder): file_system(folder) for folder in folders},
+        "file_systems": {str(folder): file_system_facts(folder) for folder in folders},
     }
     for name in PACKAGES:
         try:

@@ -10,7 +10,7 @@ import shutil
 import time
 from typing import Any
 
-from common import Report, file_system, is_memory, machine_facts, machine_limits
+from common import Report, file_system_facts, is_memory, machine_facts, machine_limits
 from direct_profile import Kind, Profile, profile
 from serving_client import Outcome
 
@@ -38,7 +38,7 @@ class Campaign:
         self.damaged_pages, self.damaged_from = earlier.get("damaged", (0, 0))  # of the control prompt; the first
         self.report = Report(arguments.json, machine_facts(self.folder), files_in_memory=is_memory(self.folder))
         if arguments.disk_dir:
-            self.report.machine["file_systems"][str(arguments.disk_dir)] = file_system(arguments.disk_dir)
+            self.report.machine["file_systems"][str(arguments.disk_dir)] = file_system_facts(arguments.disk_dir)
         for row in earlier.get("rows", []):
             self.report.rows[row["case"], row["system"], str(row["size"])] = row
         kept = {name: earlier[name] for name in earlier if name.startswith(("server_", "counters_"))}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_line import environment, needs_core, run
-from sglang_tardis.cli import doctor
+from sglang_tardis.cli import doctor, doctor_storage
 
 
 def findings(capsys, *argv: str) -> tuple[int, dict[str, dict[str, str]]]:
@@ -302,3 +302,27 @@ def test_doctor_checks_the_installed_sglang(tmp_path: Path, capsys):
     _, found = findings(capsys, str(tmp_path))
     seams = {name: one for name, one in found.items() if name.startswith("seam")}
     assert len(seams) >= 4 and all(one["status"] == "ok" for one in seams.values()), seams
+
+
+def test_doctor_on_a_tmpfs_of_small_pages(other_device: Path, capsys, monkeypatch, no_sglang):
+    needs_core()
+    monkeypatch.setenv("TARDIS_CONFIG", json.dumps({"path": str(other_device / "store"), "free_space_floor": 0}))
+    options = {"rw", "size=1g"}
+    monkeypatch.setattr(doctor_storage, "mount_options", lambda device: options)
+    status, found = findings(capsys)
+    assert status == 0 and found["pages"]["status"] == "note" and "huge=always" in found["pages"]["detail"]
+    options.add("huge=within_size")
+    assert "pages" not in findings(capsys)[1]
+
+
+def test_options_of_a_mount(tmp_path: Path):
+    device = os.stat("/dev/shm").st_dev
+    assert doctor_storage.mount_options(device) >= {"rw"}
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "21 1 254:0 / / rw,relatime - ext4 /dev/vda rw,errors=remount-ro\n"
+        f"30 21 {os.major(device)}:{os.minor(device)} / /a\\040b rw shared:3 master:1 - tmpfs tmpfs rw,huge=always\n"
+    )
+    assert doctor_storage.mount_options(device, str(mounts)) == {"rw", "huge=always"}
+    assert doctor_storage.mount_options(os.makedev(9, 9), str(mounts)) is None
+    assert doctor_storage.mount_options(device, str(tmp_path / "absent")) is None

@@ -16,6 +16,8 @@ from .render import human_bytes
 # Of the format (docs/on-disk-format.md): the least size of a segment, and what the capacity must hold beside segments.
 _MIN_SEGMENT_BYTES = 4 << 20
 _METADATA_BYTES = 1 << 20
+_MOUNTS = "/proc/self/mountinfo"
+_HUGE_OPTIONS = {"huge=always", "huge=within_size"}
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -125,6 +127,8 @@ def _folders(folders: Sequence[_Folder], config: TardisConfig) -> Iterator[Findi
             yield finding
             if report is not None:
                 direct.setdefault(report["direct_io"], folder.path)
+                if report["filesystem"] == "tmpfs":
+                    yield from _memory_pages(folder)
     if len(direct) > 1:
         yield Finding(
             "direct I/O",
@@ -149,6 +153,31 @@ def _self_test(folder: _Folder, config: TardisConfig) -> tuple[dict[str, Any] | 
     except TardisError as error:
         return None, Finding(name, "problem", str(error))
     return report, Finding(name, "ok", f"self-test in {where} chose: {_path_in_words(report)}")
+
+
+def _memory_pages(folder: _Folder) -> Iterator[Finding]:
+    options = mount_options(folder.device) if folder.device is not None else None
+    if options is not None and not _HUGE_OPTIONS & options:
+        yield Finding(
+            f"pages{folder.suffix}",
+            "note",
+            "a tmpfs of small pages: the first read of what was written takes twice as long as the next ones; mount it "
+            "with huge=always, which also an existing one takes (mount -o remount,huge=always)",
+        )
+
+
+def mount_options(device: int, mounts: str = _MOUNTS) -> set[str] | None:
+    """Options of the file system with that number (`st_dev`); None if it cannot be found."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        mount, _, file_system = line.partition(" - ")  # see proc(5)
+        if mount.split()[2:3] == [wanted]:
+            return set(file_system.split()[-1].split(","))
+    return None
 
 
 def _path_in_words(report: Mapping[str, Any]) -> str:
