@@ -9,6 +9,8 @@ restart         the same, started anew on that store, with a smaller DRAM tier; 
 hicache-direct  HiCache-DRAM, page_first_direct and direct: its fastest pair
 hicache         HiCache-DRAM with SGLang's defaults; the smaller DRAM tier
 host            tardis through HiCache's host pool (not by default), and host-restart
+nixl            HiCache-DRAM (its fastest pair) with SGLang's `nixl` storage backend, NIXL's POSIX plugin in the same
+                --l3-dir; the smaller DRAM tier, levels and files (not by default; wants the package nixl)
 disk            the direct door on a store on a disk (not by default; --disk-dir), one case: hits from files beside fio
 
 Cases (`--cases`, parts of their names): TTFT of recompute, device hit, DRAM hit, hit from files after /flush_cache,
@@ -32,6 +34,7 @@ import argparse
 import json
 import pathlib
 import shutil
+import subprocess
 import sys
 import time
 
@@ -60,6 +63,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--tardis-config", type=json.loads, default={}, metavar="JSON", help="further settings of tardis"
     )
+    parser.add_argument(
+        "--nixl-config", type=json.loads, default={}, metavar="JSON", help='of NIXL\'s plugin: {"use_uring": "true"}'
+    )
     parser.add_argument("--seed", type=int, default=1, help="of prompts (default %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="folder for logs and requests")
     parser.add_argument("--append", action="store_true", help="keep what --json FILE holds already")
@@ -87,12 +93,25 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
+def without(module: str) -> str:
+    """Why a module cannot be used; empty if it can. Asked in another process: what it loads must not stay here."""
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
+
+
 def measure(campaign: Campaign, kind: Kind) -> None:
     """One server, from its start to its end."""
     if not campaign.time_for(f"server {kind.name}", campaign.arguments.start_seconds):
         return
+    if kind.other and (missing := without(f"{kind.other}._api")):
+        campaign.skip(f"server {kind.name}: {missing}")
+        return
     if kind.fresh:
         campaign.new_store(kind)
+    wanted, free = campaign.profile.other_bytes(kind), shutil.disk_usage(campaign.folder).free
+    if kind.other and wanted > free:  # its folder has no limit of its own
+        campaign.skip(f"server {kind.name}: {wanted / 1e9:.1f} GB wanted in --l3-dir, {free / 1e9:.1f} are free")
+        return
     if kind.name in ORIGIN:
         damage(campaign, kind)
     server = DirectServer(campaign, kind)

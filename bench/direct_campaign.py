@@ -90,16 +90,20 @@ class Campaign:
         """False, noted, if fewer than `seconds` are left before the deadline."""
         if self.left() >= seconds:
             return True
-        self.skipped.append(what)
-        self.log(f"skipped, {self.left():.0f} s are left of the {seconds:.0f} it may take: {what}")
-        self.save()
+        self.skip(f"{what}: {self.left():.0f} s are left of the {seconds:.0f} it may take")
         return False
+
+    def skip(self, what: str) -> None:
+        """Note something that was not measured, and why."""
+        self.skipped.append(what)
+        self.log(f"skipped: {what}")
+        self.save()
 
     def store(self, kind: Kind) -> pathlib.Path:
         """The folder of a door's store; both doors have one of their own, and so has the disk."""
         if kind.disk:
             return self.arguments.disk_dir.resolve() / "tardis-store-disk"
-        return self.folder / f"store-{kind.door}"
+        return self.folder / f"store-{kind.door or kind.other}"
 
     def new_store(self, kind: Kind) -> None:
         """Empty the folder."""

@@ -51,6 +51,8 @@ class Cases:
                 ("working set", 80, self.working_set),
             ]
         steps = [("levels", 45, self.levels)]
+        if self.kind.other:
+            return [*steps, ("files", 40, self.files)]
         if small:
             return [*steps, ("working set", 40, self.working_set)]
         if files:  # before anything that could push out what is asked for
@@ -100,7 +102,7 @@ class Cases:
             request = self.server.request(f"warm-up/{length}/{self.kind.name}", length, new_tokens=2)
             for _ in range(2):
                 self.server.ask(request, "any", what="warm-up")
-        if self.kind.door is not None:  # what a first load or fetch prepares
+        if self.kind.backend is not None:  # what a first load or fetch prepares
             self.server.flush()
             self.server.ask(request, "any", what="warm-up")
         self.server.flush()

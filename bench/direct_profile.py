@@ -30,14 +30,27 @@ class Kind:
     """It begins with an empty store."""
     disk: bool = False
     """Its store lies on a disk."""
+    other: str | None = None
+    """SGLang's name of another storage backend below its DRAM tier."""
+
+    @property
+    def backend(self) -> str | None:
+        """SGLang's name of what keeps files; None: nothing does."""
+        return "tardis" if self.door else self.other
 
     @property
     def files_tier(self) -> str:
         """Where SGLang counts tokens that came from files: hits of an external linker are those of the host."""
-        return "storage" if self.door == "host" else "host"
+        return "host" if self.door == "direct" else "storage"
 
     def extra_config(self, folder: pathlib.Path, capacity: str, more: dict[str, Any]) -> dict[str, Any]:
-        """Tardis's settings."""
+        """Settings of what keeps files; `more` are further ones of tardis, or of NIXL's plugin."""
+        if self.backend is None:
+            return {}
+        if self.other == "nixl":
+            # A tmpfs has no O_DIRECT to speak of, and what is measured must not be deleted meanwhile.
+            plugin = {"posix": {"active": True, **more}}
+            return {"plugin": plugin, "use_direct_io": False, "l3_cleaner_enabled": False}
         mode = {"mode": "direct"} if self.door == "direct" else {}
         io = {"direct_io": "on"} if self.disk else {}
         return {**mode, "path": str(folder), "capacity": capacity, **io, **more}
@@ -72,6 +85,15 @@ KINDS = {
             door="host",
         ),
         Kind("disk", "tardis direct, an empty store on a disk", small=True, door="direct", fresh=True, disk=True),
+        Kind(
+            "nixl",
+            "SGLang's HiCache with its `nixl` backend (POSIX), an empty folder",
+            small=True,
+            layout="page_first_direct",
+            io="direct",
+            fresh=True,
+            other="nixl",
+        ),
     )
 }
 DEFAULT = ("direct", "restart", "hicache-direct", "hicache")
@@ -135,6 +157,12 @@ class Profile(ServedModel):
     def store_capacity(self, kind: Kind) -> str:
         """That of its store."""
         return self.disk_capacity if kind.disk else self.capacity
+
+    def other_bytes(self, kind: Kind) -> int:
+        """What another storage backend keeps, at most, of prompts that its server is asked."""
+        lengths = self.lengths(kind)
+        tokens = self.repetitions * sum(lengths) + sum(lengths[:2]) + 2 * self.filler
+        return round(tokens * self.token_bytes * STORE_OVERHEAD)
 
     def lengths(self, kind: Kind) -> tuple[int, ...]:
         """Prompt lengths that fit into its device pool."""

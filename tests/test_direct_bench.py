@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import direct
 import pytest
@@ -87,17 +88,34 @@ def test_a_prompt_is_the_same_everywhere_and_grows_at_its_end(campaign):
 def test_the_flags_of_a_server(campaign, name):
     kind, server = KINDS[name], DirectServer(campaign, KINDS[name])
     flags = server.flags
-    assert ("--hicache-storage-backend" in flags) == (kind.door is not None)
+    assert ("--hicache-storage-backend" in flags) == (kind.backend is not None)
+    fresh = {k.name for k in KINDS.values() if k.fresh}
+    if kind.backend is not None:
+        assert kind.fresh or campaign.store(kind) in {campaign.store(KINDS[n]) for n in fresh}
     if kind.door is not None:
         extra = json.loads(flags[flags.index("--hicache-storage-backend-extra-config") + 1])
         assert extra.pop("mode", "host") == kind.door
         assert load_config(extra).folder == str(campaign.store(kind))
         assert (extra.get("direct_io") == "on") == kind.disk
-        fresh = {k.name for k in KINDS.values() if k.fresh}
-        assert kind.fresh or campaign.store(kind) in {campaign.store(KINDS[n]) for n in fresh}
     ratio = float(flags[flags.index("--hicache-ratio") + 1])
     assert round(ratio * server.pools.device) == server.pools.dram
     assert Cases(campaign, server).plan()
+
+
+def test_another_backend_is_measured_only_where_it_fits(campaign, monkeypatch):
+    gpu = gpu_profile(True).other_bytes(KINDS["nixl"])
+    assert 10e9 < gpu < 30e9 and gpu < gpu_profile(False).other_bytes(KINDS["nixl"])
+    backend = DirectServer(campaign, KINDS["nixl"])
+    extra = json.loads(backend.flags[backend.flags.index("--hicache-storage-backend-extra-config") + 1])
+    assert extra["plugin"]["posix"]["active"] and backend.wanted("files", 448)["storage"] == 448
+    monkeypatch.setattr(direct, "DirectServer", lambda *_: pytest.fail("a server was made"))
+    without = direct.without
+    monkeypatch.setattr(direct, "without", lambda _name: without("no_such_module"))
+    direct.measure(campaign, KINDS["nixl"])
+    monkeypatch.setattr(direct, "without", lambda _name: without("json.tool"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=1000))
+    direct.measure(campaign, KINDS["nixl"])
+    assert "No module named 'no_such_module'" in campaign.skipped[0] and "0.0 are free" in campaign.skipped[1]
 
 
 def test_a_hit_of_another_tier_ends_the_case_and_is_kept(campaign):
