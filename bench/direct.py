@@ -11,6 +11,8 @@ hicache         HiCache-DRAM with SGLang's defaults; the smaller DRAM tier
 host            tardis through HiCache's host pool (not by default), and host-restart
 nixl            HiCache-DRAM (its fastest pair) with SGLang's `nixl` storage backend, NIXL's POSIX plugin in the same
                 --l3-dir; the smaller DRAM tier, levels and files (not by default; wants the package nixl)
+lmcache         SGLang's --enable-lmcache and LMCache's server, with as much memory and its `fs_native` adapter in
+                --l3-dir: the same cases (not by default; wants lmcache, on a GPU built for SGLang's torch)
 disk            the direct door on a store on a disk (not by default; --disk-dir), one case: hits from files beside fio
 
 Cases (`--cases`, parts of their names): TTFT of recompute, device hit, DRAM hit, hit from files after /flush_cache,
@@ -66,6 +68,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--nixl-config", type=json.loads, default={}, metavar="JSON", help='of NIXL\'s plugin: {"use_uring": "true"}'
     )
+    parser.add_argument(
+        "--lmcache-flag", action="append", default=[], help="a further flag of LMCache's server (repeatable)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of prompts (default %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="folder for logs and requests")
     parser.add_argument("--append", action="store_true", help="keep what --json FILE holds already")
@@ -93,9 +98,14 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def without(module: str) -> str:
-    """Why a module cannot be used; empty if it can. Asked in another process: what it loads must not stay here."""
-    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+def without(other: str, device: str) -> str:
+    """Why it cannot be used; empty if it can. Asked in another process: what is loaded must not stay here."""
+    modules = {"nixl": ["nixl._api"], "lmcache": ["torch", "lmcache.v1.multiprocess.server"]}[other]
+    if (other, device) == ("lmcache", "cuda"):
+        modules.append("lmcache.cuda_ops")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(modules)}"], capture_output=True, text=True, check=False
+    )
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
 
 
@@ -103,7 +113,7 @@ def measure(campaign: Campaign, kind: Kind) -> None:
     """One server, from its start to its end."""
     if not campaign.time_for(f"server {kind.name}", campaign.arguments.start_seconds):
         return
-    if kind.other and (missing := without(f"{kind.other}._api")):
+    if kind.other and (missing := without(kind.other, campaign.profile.device)):
         campaign.skip(f"server {kind.name}: {missing}")
         return
     if kind.fresh:
@@ -118,7 +128,7 @@ def measure(campaign: Campaign, kind: Kind) -> None:
     campaign.report.note(**{f"server_{kind.name}": server.flags})
     try:
         campaign.log(f"{kind.name} is starting: {kind.title}")
-        seconds = server.server.start(max(30.0, min(400.0, campaign.left() - 20)))
+        seconds = server.start(max(30.0, min(400.0, campaign.left() - 20)))
         campaign.report.add("server start", kind.name, "-", seconds, "s")
         cases = Cases(campaign, server)
         if kind.name not in ORIGIN:  # there the first hit of all is measured
@@ -130,7 +140,7 @@ def measure(campaign: Campaign, kind: Kind) -> None:
         campaign.fail(f"{kind.name}: {error!r}")
     finally:
         began = time.monotonic()
-        server.server.stop()
+        server.stop()
         campaign.log(f"{kind.name} stopped in {time.monotonic() - began:.1f} s")
         campaign.save()
 

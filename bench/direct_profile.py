@@ -31,12 +31,23 @@ class Kind:
     disk: bool = False
     """Its store lies on a disk."""
     other: str | None = None
-    """SGLang's name of another storage backend below its DRAM tier."""
+    """What keeps files instead: `nixl`, SGLang's name of a storage backend below its DRAM tier; `lmcache`, a server of
+    its own, which has the DRAM tier too."""
 
     @property
     def backend(self) -> str | None:
-        """SGLang's name of what keeps files; None: nothing does."""
+        """What keeps files; None: nothing does."""
         return "tardis" if self.door else self.other
+
+    @property
+    def storage(self) -> str | None:
+        """SGLang's name of the storage backend; None: there is none."""
+        return None if self.other == "lmcache" else self.backend
+
+    @property
+    def dram_tier(self) -> str:
+        """Where SGLang counts tokens that came from the DRAM tier."""
+        return "storage" if self.other == "lmcache" else "host"
 
     @property
     def files_tier(self) -> str:
@@ -45,7 +56,7 @@ class Kind:
 
     def extra_config(self, folder: pathlib.Path, capacity: str, more: dict[str, Any]) -> dict[str, Any]:
         """Settings of what keeps files; `more` are further ones of tardis, or of NIXL's plugin."""
-        if self.backend is None:
+        if self.storage is None:
             return {}
         if self.other == "nixl":
             # A tmpfs has no O_DIRECT to speak of, and what is measured must not be deleted meanwhile.
@@ -94,6 +105,7 @@ KINDS = {
             fresh=True,
             other="nixl",
         ),
+        Kind("lmcache", "LMCache's server: DRAM, and an empty folder", small=True, fresh=True, other="lmcache"),
     )
 }
 DEFAULT = ("direct", "restart", "hicache-direct", "hicache")

@@ -11,6 +11,7 @@ from typing import Any
 
 from direct_campaign import Campaign
 from direct_profile import Kind
+from lmcache_server import LmcacheServer
 from serving_client import TIERS, Client, Outcome
 from serving_workloads import Request, full_hit, token_ids
 from sglang_server import BenchServer, ServerSpec
@@ -36,10 +37,23 @@ class DirectServer:
         self.turn = 0
         self.fillers: list[Request] = []
         arguments = campaign.arguments
+        self.lmcache: LmcacheServer | None = None
+        flags = self.profile.flags
+        if kind.other == "lmcache":
+            self.lmcache = LmcacheServer(
+                campaign.store(kind),
+                self.pools.dram * self.profile.token_bytes,
+                self.profile.page_size,
+                arguments.port + 1,
+                campaign.out,
+                arguments.lmcache_flag,
+            )
+            flags = (*flags, "--enable-lmcache", "--lmcache-config-file", str(self.lmcache.config))
         spec = ServerSpec(
             model=self.profile.model,
             port=arguments.port,
-            storage=kind.backend,
+            hierarchical=kind.other != "lmcache",
+            storage=kind.storage,
             extra_config=kind.extra_config(
                 campaign.store(kind),
                 self.profile.store_capacity(kind),
@@ -51,7 +65,7 @@ class DirectServer:
             hicache_ratio=self.pools.dram / self.pools.device,
             layout=kind.layout,
             io_backend=kind.io,
-            flags=self.profile.flags,
+            flags=flags,
             environment={
                 "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
                 "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR": str(campaign.store(kind)),
@@ -61,6 +75,20 @@ class DirectServer:
         self.server = BenchServer(spec, campaign.out / f"server-{kind.name}.log", arguments.launcher)
         self.client = Client(arguments.port, campaign.left)
         self.flags = [word.replace(f"{HERE.parent}{os.sep}", "") for word in spec.command()[3:]]
+
+    def start(self, timeout: float) -> float:
+        """Start it, and what it stands on. Returns the seconds."""
+        begin = time.monotonic()
+        if self.lmcache is not None:
+            self.lmcache.start(self.server.spec.full_environment(), timeout)
+        self.server.start(timeout)
+        return time.monotonic() - begin
+
+    def stop(self) -> None:
+        """Stop it, and what it stands on."""
+        self.server.stop()
+        if self.lmcache is not None:
+            self.lmcache.stop()
 
     # ---- requests ----
 
@@ -97,7 +125,7 @@ class DirectServer:
 
     def wanted(self, state: str, cached: int) -> dict[str, int]:
         """Cached tokens by tier that a state means."""
-        tier = {"device": "device", "dram": "host", "files": self.kind.files_tier}.get(state)
+        tier = {"device": "device", "dram": self.kind.dram_tier, "files": self.kind.files_tier}.get(state)
         return {name: cached if name == tier else 0 for name in TIERS}
 
     # ---- what is where ----
@@ -123,6 +151,8 @@ class DirectServer:
         """Empty the device pool and the DRAM tier, once everything that was going to be stored is stored."""
         self.settle(quiet=0.3)
         self.server.flush_cache(timeout=max(5.0, min(120.0, self.campaign.left())))
+        if self.lmcache is not None:
+            self.lmcache.forget_memory()
         self.sent += self.pools.device + 16 * self.profile.page_size
 
     def clear_store(self) -> None:
@@ -172,11 +202,13 @@ class DirectServer:
         if self.kind.backend is None:
             time.sleep(1.0)
             return 1.0
-        if self.kind.other:  # SGLang counts what such a backend has stored a batch of pages at a time
+        if self.kind.other:  # which store a batch of pages at a time
             quiet = max(quiet, 2.0)
         last, since = None, begin
         while (now := time.monotonic()) - begin < min(most, max(self.campaign.left(), 0.0)):
             written = sum(value for name, value in self.counters().items() if "read" not in name and "load" not in name)
+            if self.lmcache is not None:
+                written += self.lmcache.stored_bytes()
             if written != last:
                 last, since = written, now
             elif now - since > quiet:

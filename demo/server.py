@@ -41,6 +41,8 @@ class ServerSpec:
 
     model: Path
     port: int
+    hierarchical: bool = True
+    """SGLang's HiCache; without it there is neither its DRAM tier nor storage."""
     storage: str | None = "tardis"
     extra_config: Mapping[str, object] = field(default_factory=dict)
     device: str = "cpu"
@@ -58,20 +60,26 @@ class ServerSpec:
         command += ["--load-format", "dummy", "--skip-tokenizer-init", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--page-size", str(self.page_size), "--max-total-tokens", str(self.max_total_tokens)]
         command += ["--enable-cache-report", "--enable-metrics", "--skip-server-warmup", "--admin-api-key", ADMIN_KEY]
-        command += ["--enable-hierarchical-cache", "--hicache-ratio", str(self.hicache_ratio)]
-        command += ["--hicache-write-policy", "write_through"]
-        if self.layout is not None:
-            command += ["--hicache-mem-layout", self.layout]
-        if self.io_backend is not None:
-            command += ["--hicache-io-backend", self.io_backend]
-        if self.storage is not None:
-            command += ["--hicache-storage-backend", self.storage]
-            command += ["--hicache-storage-backend-extra-config", json.dumps(dict(self.extra_config))]
-            command += ["--hicache-storage-prefetch-policy", "wait_complete"]
+        if self.hierarchical:
+            command += self._hierarchical()
         if self.device == "cpu":
             command += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
             command += ["--disable-cuda-graph"]
         return command + list(self.flags)
+
+    def _hierarchical(self) -> list[str]:
+        """Flags of HiCache and its storage."""
+        flags = ["--enable-hierarchical-cache", "--hicache-ratio", str(self.hicache_ratio)]
+        flags += ["--hicache-write-policy", "write_through"]
+        if self.layout is not None:
+            flags += ["--hicache-mem-layout", self.layout]
+        if self.io_backend is not None:
+            flags += ["--hicache-io-backend", self.io_backend]
+        if self.storage is not None:
+            flags += ["--hicache-storage-backend", self.storage]
+            flags += ["--hicache-storage-backend-extra-config", json.dumps(dict(self.extra_config))]
+            flags += ["--hicache-storage-prefetch-policy", "wait_complete"]
+        return flags
 
     def full_environment(self) -> dict[str, str]:
         """The environment of the server's processes."""

@@ -88,7 +88,8 @@ def test_a_prompt_is_the_same_everywhere_and_grows_at_its_end(campaign):
 def test_the_flags_of_a_server(campaign, name):
     kind, server = KINDS[name], DirectServer(campaign, KINDS[name])
     flags = server.flags
-    assert ("--hicache-storage-backend" in flags) == (kind.backend is not None)
+    assert ("--hicache-storage-backend" in flags) == (kind.storage is not None)
+    assert ("--enable-hierarchical-cache" in flags) != ("--enable-lmcache" in flags)
     fresh = {k.name for k in KINDS.values() if k.fresh}
     if kind.backend is not None:
         assert kind.fresh or campaign.store(kind) in {campaign.store(KINDS[n]) for n in fresh}
@@ -97,8 +98,9 @@ def test_the_flags_of_a_server(campaign, name):
         assert extra.pop("mode", "host") == kind.door
         assert load_config(extra).folder == str(campaign.store(kind))
         assert (extra.get("direct_io") == "on") == kind.disk
-    ratio = float(flags[flags.index("--hicache-ratio") + 1])
-    assert round(ratio * server.pools.device) == server.pools.dram
+    if kind.other != "lmcache":
+        ratio = float(flags[flags.index("--hicache-ratio") + 1])
+        assert round(ratio * server.pools.device) == server.pools.dram
     assert Cases(campaign, server).plan()
 
 
@@ -109,13 +111,16 @@ def test_another_backend_is_measured_only_where_it_fits(campaign, monkeypatch):
     extra = json.loads(backend.flags[backend.flags.index("--hicache-storage-backend-extra-config") + 1])
     assert extra["plugin"]["posix"]["active"] and backend.wanted("files", 448)["storage"] == 448
     monkeypatch.setattr(direct, "DirectServer", lambda *_: pytest.fail("a server was made"))
-    without = direct.without
-    monkeypatch.setattr(direct, "without", lambda _name: without("no_such_module"))
+    package = campaign.out / "packages" / "nixl"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('there is no backend')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
     direct.measure(campaign, KINDS["nixl"])
-    monkeypatch.setattr(direct, "without", lambda _name: without("json.tool"))
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "_api.py").write_text("", encoding="utf-8")
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=1000))
     direct.measure(campaign, KINDS["nixl"])
-    assert "No module named 'no_such_module'" in campaign.skipped[0] and "0.0 are free" in campaign.skipped[1]
+    assert "there is no backend" in campaign.skipped[0] and "0.0 are free" in campaign.skipped[1]
 
 
 def test_a_hit_of_another_tier_ends_the_case_and_is_kept(campaign):
