@@ -228,7 +228,7 @@ def gpu_profile(quick: bool) -> Profile:
         misses=((8192, 4),) if quick else ((8192, 12), (32_768, 3)),
         decode=(4, 192, 32_768),
         filler=19_456,
-        repetitions=2 if quick else 3,
+        repetitions=3,
         capacity="44GiB",
         disk_capacity="24GiB",
         disk_bytes=(512 if quick else 2048) << 20,
