@@ -121,9 +121,9 @@ class Rig:
         self.door.behind.drain()
         return [self.door.behind.pop() for _ in range(self.door.behind.num_completed())]
 
-    def load(self, hashes: np.ndarray, places: list[int] | torch.Tensor) -> LoadBatch:
+    def load(self, hashes: np.ndarray, places: list[int] | torch.Tensor, *, hides: bool = False) -> LoadBatch:
         queued = self.door.queue(self.namespace, hashes, self.slots(places))
-        return self.door.start(self.namespace, [queued])
+        return self.door.start(self.namespace, [queued], hides=hides)
 
     def read(self, batch: LoadBatch, places: list[int]) -> list[list[torch.Tensor]]:
         """What a model would read of each layer, behind the counter's waits."""
@@ -196,7 +196,12 @@ def check_round_trips(outcome: Outcome, rig: Rig, name: str, rounds: int, pages:
         if number % 8 == 4:  # of which all are in memory: one run, or few
             first = int(random.integers(0, rig.pages - some + 1))
             places = list(range(first, first + some))
-        batch = rig.load(np.ascontiguousarray(hashes[:some]), places)
+        hides = number % 16 == 4
+        ways = rig.door.state()
+        batch = rig.load(np.ascontiguousarray(hashes[:some]), places, hides=hides)
+        if hides and rig.device.type == "cuda":
+            by_movers = rig.door.state()["loads_by_movers"] - ways["loads_by_movers"]
+            outcome.expect(by_movers == 1, f"{name}: a load beside compute", by_movers)
         if number % 3 == 0:
             others = [page for page in range(rig.pages) if page not in set(places)][:4]
             if len(others) == 4:  # poison, on its way out beside the load

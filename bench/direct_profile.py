@@ -225,7 +225,7 @@ def gpu_profile(quick: bool) -> Profile:
         requests=40 if quick else 100,
         together=4,
         set_length=16_384,
-        misses=((8192, 4),) if quick else ((8192, 12), (32_768, 3)),
+        misses=((8192, 8),) if quick else ((8192, 12), (32_768, 3)),
         decode=(4, 192, 32_768),
         filler=19_456,
         repetitions=3,

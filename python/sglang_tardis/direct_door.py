@@ -31,6 +31,7 @@ from sglang_tardis.write_behind import Offload, WriteBehind
 __all__ = ["DirectDoor", "DoorOptions", "LoadBatch", "QueuedLoad"]
 
 _LOADS = 8
+_MANY_SLOTS = 1 << 16
 _BOUNCE_BYTES = 32 << 20  # of all queue pairs: beyond it they leave the host's caches before a GPU has read them
 _REST_US = 200  # forwards need the cores between loads
 
@@ -211,6 +212,8 @@ class DirectDoor:
         indices = torch.arange(4 * self.page_tokens, device=self._pools.device)
         ids = self._page_ids(torch.cat([indices[: self.page_tokens], indices[self.page_tokens :]]))
         _take(ids, np.array([0, 2]))
+        for count in (len(indices), _MANY_SLOTS):  # sorted by other kernels
+            self.put_in_order(torch.arange(count, device=self._pools.device))
         torch.cuda.Event(blocking=True).record()
         torch.cuda.current_stream(self._pools.device).synchronize()
 
@@ -252,7 +255,7 @@ class DirectDoor:
         tier = {f"dram_{name}": value for name, value in self.tier.counters().items()}
         loader = {f"loader_{name}": value for name, value in self.engine.counters().items()}
         behind = {f"write_{name}": value for name, value in self.behind.state().items()}
-        fields = ("renewals", "loads_by_copy_engine", "loads_by_movers")
+        fields = ("renewals", "loads_by_copy_engine", "copy_engine_runs", "loads_by_movers")
         now = {"loads_under_way": self.engine.under_way, **{name: getattr(self.engine, name) for name in fields}}
         return {**self.counts, **tier, **loader, **behind, **now}
 
@@ -281,25 +284,40 @@ class DirectDoor:
         pinned = None if namespace is None else self.tier.pin(namespace.handle, hashes)
         return QueuedLoad(namespace, hashes, indices, pinned)
 
+    @staticmethod
+    def put_in_order(indices: torch.Tensor) -> None:
+        """Sort token slots that were just allocated, before pages get them.
+
+        An allocator's list is mixed more with every eviction; in the pool's own order pages are in the long runs that
+        copy engines want.
+        """
+        indices.copy_(indices.sort().values)
+
     def cancel(self, load: QueuedLoad) -> None:
         """Forget it."""
         if load.pinned is not None:
             self.tier.unpin(load.pinned.slots)
 
-    def start(self, namespace: Namespace | None, queued: Sequence[QueuedLoad]) -> LoadBatch:
-        """Start what was queued for one batch; what cannot be started shows at its end."""
+    def start(self, namespace: Namespace | None, queued: Sequence[QueuedLoad], *, hides: bool = False) -> LoadBatch:
+        """Start what was queued for one batch; what cannot be started shows at its end.
+
+        Args:
+            namespace: the one in use.
+            queued: by `queue`.
+            hides: see `LoadPages`.
+        """
         batch = LoadBatch(self, [load.pinned.slots for load in queued if load.pinned is not None])
         try:
             if namespace is None or any(load.namespace is not namespace for load in queued):
                 batch.failed = True
             else:
-                self._begin(batch, namespace, queued)
+                self._begin(batch, namespace, queued, hides)
         except Exception:
             batch.failed = True
             logger.exception("tardis: a load could not be started")
         return batch
 
-    def _begin(self, batch: LoadBatch, namespace: Namespace, queued: Sequence[QueuedLoad]) -> None:
+    def _begin(self, batch: LoadBatch, namespace: Namespace, queued: Sequence[QueuedLoad], hides: bool) -> None:
         self.engine.use_namespace(namespace)
         indices = [load.indices for load in queued]
         ids = self._page_ids(indices[0] if len(indices) == 1 else torch.cat(indices))
@@ -320,7 +338,8 @@ class DirectDoor:
         for part in range(max(-(-len(pinned) // most_pinned), -(-len(files) // most_files))):
             a = slice(part * most_pinned, (part + 1) * most_pinned)
             b = slice(part * most_files, (part + 1) * most_files)
-            pages = LoadPages(pinned_ids[a], addresses[a], file_ids[b], np.ascontiguousarray(hashes[files[b]]))
+            digests = np.ascontiguousarray(hashes[files[b]])
+            pages = LoadPages(pinned_ids[a], addresses[a], file_ids[b], digests, hides)
             batch.loads.append(self.engine.begin(pages))
         if stream is not None:
             transfer.end(stream)

@@ -47,12 +47,15 @@ class LoadPages(NamedTuple):
         pinned_addresses: (n,) uint64, of objects `[layer][K,V]` that stay where they are until the load has ended.
         file_ids: int32 `[m]` on the pools' device.
         file_hashes: (m, 32) uint8.
+        hides: whether there is compute that the load shall run beside. A GPU's copy engines would hold it up: what a
+            forward copies to the device first, from 64 KiB on, waits behind all of their work.
     """
 
     pinned_ids: torch.Tensor
     pinned_addresses: npt.NDArray[np.uint64]
     file_ids: torch.Tensor
     file_hashes: HashArray
+    hides: bool = False
 
 
 class _Board:
@@ -125,6 +128,7 @@ class LoadEngine:
     Attributes:
         copy_engine: may be changed.
         loads_by_copy_engine, loads_by_movers: those that a GPU has begun.
+        copy_engine_runs: of the former: runs of pages.
         most_file_pages, most_pinned_pages: of one load.
         sound: whether pages can be loaded from files now: not while queue pairs are made anew.
         renewals: how often they were.
@@ -151,7 +155,7 @@ class LoadEngine:
         self._renewal: threading.Thread | None = None
         self._needs_renewal = self._lost = False
         self._log = RateLimitedLog()
-        self.renewals = self.loads_by_copy_engine = self.loads_by_movers = 0
+        self.renewals = self.loads_by_copy_engine = self.loads_by_movers = self.copy_engine_runs = 0
         self.copy_engine = copy_engine
         self.seams = seams
         part = -(-self._layout.layer_bytes // _PAGE_BYTES) * _PAGE_BYTES
@@ -445,7 +449,8 @@ class _GpuRunner:
         # Copy engines take no SM and more of the link, but commands for each run; movers need no runs. Pages from files
         # are moved layer by layer behind those from memory, in one call with them.
         only_memory = len(pages.pinned_addresses) > 0 and len(pages.file_hashes) == 0
-        if self._engine.copy_engine and only_memory and self._begin_runs(load, pages):
+        wanted = self._engine.copy_engine and only_memory and not pages.hides
+        if wanted and self._begin_runs(load, pages):
             self._engine.loads_by_copy_engine += 1
         else:
             self._begin_movers(load, pages)
@@ -458,6 +463,7 @@ class _GpuRunner:
         runs = page_runs(ids, pages.pinned_addresses, call.object_stride, self._engine.seams)
         if len(runs) > self._most_runs:
             return False
+        self._engine.copy_engine_runs += len(runs)
         call.runs, call.run_count = runs.ctypes.data, len(runs)
         call.events = ctypes.addressof(self._event_arrays[load.number])
         load.keep = pages

@@ -67,6 +67,7 @@ _LINKER_COUNTERS = {
     "tardis_direct_memory_pages": ("pages_from_memory", "Pages loaded from the DRAM tier."),
     "tardis_direct_file_pages": ("pages_from_files", "Pages loaded from the store's files."),
     "tardis_direct_copy_engine_loads": ("loads_by_copy_engine", "Loads by copy engines of a GPU."),
+    "tardis_direct_copy_engine_runs": ("copy_engine_runs", "Runs of pages in those: few are fast."),
     "tardis_direct_mover_loads": ("loads_by_movers", "Loads by movers of a GPU."),
     "tardis_direct_missing_pages": ("loader_missing", "Pages that were gone when their load began."),
     "tardis_direct_unproven_pages": ("loader_unproven", "Pages whose digests proved nothing."),

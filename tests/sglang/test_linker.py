@@ -304,6 +304,40 @@ def test_reset_while_loads_and_offloads_are_under_way(serve):
         assert server.serve(tokens) == Served(0, 160, 0, True)
 
 
+def test_pages_are_loaded_in_the_order_of_the_pool(serve):
+    server = serve()
+    tokens = prompt(1, 8)
+    server.serve(tokens)
+    server.forget_device()
+    free = server.allocator.free_pages
+    server.allocator.free_pages = free[torch.randperm(len(free), generator=torch.Generator().manual_seed(1))]
+    req = server.request()
+    server.queue(tokens, req)
+    loaded = server.cache.linker.private_load_indices[req.rid]
+    assert len(loaded) == 128 and bool((loaded.diff() > 0).all())
+    req.prefix_len = 128
+    assert torch.equal(server.cache.prefix_device_indices(req), loaded)  # where SGLang takes the request's slots from
+    index = server.linker.start_layer_wise_loading()
+    server.forward(index)
+    server.check(loaded, tokens)
+    assert server.linker.finish_layer_wise_loading(index)
+
+
+def test_loads_hide_behind_the_tokens_of_their_own_batch(serve, monkeypatch):
+    server = serve()
+    tokens = prompt(1, 8)
+    server.serve(tokens)
+    hidden, engine = [], server.linker._door.engine
+    begin = engine.begin
+    monkeypatch.setattr(engine, "begin", lambda pages: hidden.append(pages.hides) or begin(pages))
+    for expected in (8192, 512, None):
+        server.forget_device()
+        if expected is not None:
+            server.linker.expect_tokens(expected)
+        assert server.serve(tokens) == Served(0, 128, 0, True)
+    assert hidden == [True, False, False]
+
+
 def test_what_forwards_wait_for_layers_is_counted(serve, monkeypatch):
     tokens = prompt(1, 8)
     server = serve()

@@ -99,6 +99,15 @@ class Server:
         LoadResults.of(self.cache).result(self.scheduler, batch)
 
 
+def test_the_linker_hears_what_a_batch_computes():
+    server, heard = Server(), []
+    server.linker.expect_tokens = heard.append
+    reqs = [request("a", extend_len=64), request("b", extend_len=8192)]
+    for cache in (server.cache, SimpleNamespace(linker=None), SimpleNamespace()):
+        assert load_results.new_batch(None, reqs, None, None, cache, None, True) is None
+    assert heard == [8256]
+
+
 def test_nothing_is_waited_for_at_the_launch_and_results_come_in_order():
     server = Server()
     first, second = request("a"), request("b")

@@ -40,6 +40,7 @@ __all__ = ["TardisLinker"]
 
 _MOST_REFUSED = 4096  # requests that are not offered hits again
 _MOST_THREADS = 12
+_FEW_TOKENS = 512  # of a batch: computing them hides little
 
 
 class TardisLinker(UnifiedCacheLinker):
@@ -78,6 +79,7 @@ class TardisLinker(UnifiedCacheLinker):
         self._refused: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._queued: dict[str, QueuedLoad] = {}
         self._batches: dict[int, tuple[list[str], LoadBatch]] = {}
+        self._new_tokens = 0  # of the batch whose loads start next
         self.counts: collections.Counter[str] = collections.Counter()
         try:
             self._open(server_args, params, components, dict(extra_config or {}))
@@ -288,6 +290,7 @@ class TardisLinker(UnifiedCacheLinker):
         if rid in self._queued:
             raise RuntimeError(f"tardis: expected one load of request {rid} at a time, found another one queued")
         transfer = _kv(transfers)
+        self._door.put_in_order(transfer.device_indices)  # the request takes its slots from here afterwards
         try:
             namespace = None if self._closed else self._live.current()
             queued = self._door.queue(namespace, block_hashes(transfer.keys), transfer.device_indices)
@@ -296,6 +299,10 @@ class TardisLinker(UnifiedCacheLinker):
             queued = self._door.queue(None, block_hashes([]), transfer.device_indices)
         self._queued[rid] = queued
         return True
+
+    def expect_tokens(self, count: int) -> None:
+        """The batch whose loads start next computes so many tokens. Not part of SGLang's interface."""
+        self._new_tokens = count
 
     def cancel_queued_load(self, rid: str) -> bool:
         """Forget a load that has not started."""
@@ -315,7 +322,8 @@ class TardisLinker(UnifiedCacheLinker):
         except Exception:  # the batch has failed, and gives back what its loads hold
             namespace = None
             self._failed("load")
-        batch = self._door.start(namespace, list(queued.values()))
+        hides, self._new_tokens = self._new_tokens > _FEW_TOKENS, 0
+        batch = self._door.start(namespace, list(queued.values()), hides=hides)
         index = self.layer_done_counter.add(batch)
         self._batches[index] = (list(queued), batch)
         return index

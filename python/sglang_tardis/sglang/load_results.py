@@ -47,6 +47,9 @@ class RetryingLinker(Protocol):
     def refuse_rid(self, rid: str) -> None:
         """Offer no more hits to this request."""
 
+    def expect_tokens(self, count: int) -> None:
+        """The batch whose loads start next computes so many tokens."""
+
 
 class _Launched:
     """The loads of one batch, from its launch to its result."""
@@ -102,6 +105,10 @@ class LoadResults:
             yield
         finally:
             self._launching = None
+
+    def expect_tokens(self, count: int) -> None:
+        """See `RetryingLinker`."""
+        self._wrapper.cache_linker.expect_tokens(count)
 
     def launch(self) -> bool:
         """Remember the loads of the batch that was just launched; False if SGLang shall finish them itself."""
@@ -276,6 +283,13 @@ def _can_run_again(req: Any, batch: Any) -> bool:
 
 
 # ---- the hooks ------------------------------------------------------------------------------------------------------
+
+
+def new_batch(cls, reqs, req_to_token_pool, token_to_kv_pool_allocator, tree_cache, *args, **kwargs):
+    """ScheduleBatch.init_new, just before the loads of a batch that extends are started."""
+    results = LoadResults.of(tree_cache)
+    if results is not None:
+        results.expect_tokens(sum(req.extend_len for req in reqs))
 
 
 def run_batch(original, self, batch, *args, **kwargs):

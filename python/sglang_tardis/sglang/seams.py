@@ -33,6 +33,7 @@ _CONTROLLER_MODULE = "sglang.srt.managers.cache_controller"
 _HYBRID_MODULE = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
 _FACTORY_MODULE = "sglang.srt.mem_cache.storage.backend_factory"
 _UPDATER_MODULE = "sglang.srt.managers.scheduler_components.weight_updater"
+_BATCH_MODULE = "sglang.srt.managers.schedule_batch"
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 _STREAMER_MODULE = "sglang.srt.managers.scheduler_components.output_streamer"
 _TREE_MODULE = "sglang.srt.mem_cache.unified_radix_cache"
@@ -200,6 +201,7 @@ def _direct_hooks() -> list[_Hook]:
     from sglang_tardis.sglang import load_results as results
 
     table = (
+        (_BATCH_MODULE, "ScheduleBatch.init_new", "BEFORE", results.new_batch),
         (_SCHEDULER_MODULE, "Scheduler.run_batch", "AROUND", results.run_batch),
         (_SCHEDULER_MODULE, "Scheduler.process_batch_result", "AROUND", results.process_result),
         (_SCHEDULER_MODULE, "Scheduler.get_next_batch_to_run", "BEFORE", results.choose_batch),
