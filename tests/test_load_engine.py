@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import pathlib
 import threading
 import time
 
@@ -80,6 +81,37 @@ def test_a_load_that_cannot_be_waited_for_gives_its_thread_back(rig, monkeypatch
                 load.finish()
         assert load.finish() is False and rig.engine.under_way == 0
     assert rig.load([3, 4], [5, 6])
+
+
+def switches_of_controllers():
+    """How often threads of software controllers of this process gave their processor up."""
+    found = 0
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == "tardis-nvme":
+            lines = (task / "status").read_text().splitlines()
+            found += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return found
+
+
+def test_the_controller_sleeps_while_nothing_is_read_from_files(rig, monkeypatch):
+    assert rig.load([], [1, 2]) and rig.load([3], [])
+    time.sleep(0.1)
+    before = switches_of_controllers()
+    time.sleep(0.5)
+    assert switches_of_controllers() - before < 100  # of one thread that looks every 20 ms; 2,500 with pauses of 200 us
+    begin, now = rig.engine.begin, lambda: rig.session._expects
+    assert not now()
+    first, second = begin(rig.pages([], [4])), begin(rig.pages([5], [6]))
+    assert now() and first.finish() and now()  # the second one reads on
+    assert second.finish() and not now()
+    memory = begin(rig.pages([7], []))
+    assert not now() and memory.finish() and not now()
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine.runner, "begin", lambda load, pages: 1 / int(not now()))
+        with pytest.raises(ZeroDivisionError):
+            begin(rig.pages([], [8]))
+    assert not now()
+    assert rig.load([], [9]) and rig.landed([4, 5, 6, 7])
 
 
 def test_loads_that_cannot_be_waited_for_do_not_keep_the_engine_open(rig, monkeypatch):

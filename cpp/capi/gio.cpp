@@ -135,6 +135,8 @@ tardis_code tardis_gio_rest(tardis_gio_session* session, uint32_t spin_us, uint3
   });
 }
 
+void tardis_gio_expect(tardis_gio_session* session, int commands) { session->session->expect(commands != 0); }
+
 tardis_code tardis_gio_read(tardis_gio_session* session, uint64_t offset, void* memory, size_t bytes, char** error) {
   return guarded(error, [&] { return session->session->read(offset, memory, bytes); });
 }

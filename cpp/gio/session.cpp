@@ -36,6 +36,7 @@ nvme::SoftControllerOptions controller_options(const SessionOptions& options) {
   soft.aborts = options.aborts;
   soft.threads = options.controller_threads;
   soft.cpus = options.cpus;
+  soft.most_sleep = std::chrono::milliseconds(Session::kUnexpectedMs);
   return soft;
 }
 
@@ -61,7 +62,7 @@ class SoftSession final : public Session {
     auto controller = nvme::SoftController::create(soft, space_);
     if (!controller) return controller.error();
     controller_ = std::move(*controller);
-    armed_ = std::make_unique<nvme::SoftController::Armed>(*controller_);
+    expect(true);
     direct_ = std::make_unique<SessionDirect>(space_, *controller_, *medium_);
     return connect();
   }
@@ -92,6 +93,10 @@ class SoftSession final : public Session {
   DirectLanding direct(std::size_t queue) const override { return grant_->direct(queue); }
   void rest(std::uint32_t spin_us, std::uint32_t sleep_us) override {
     controller_->rest_while_armed(std::chrono::microseconds(spin_us), std::chrono::microseconds(sleep_us));
+  }
+  void expect(bool commands) override {
+    if (commands == (armed_ != nullptr)) return;
+    armed_ = commands ? std::make_unique<nvme::SoftController::Armed>(*controller_) : nullptr;
   }
   bool alive() override { return grant_->alive(); }
   Status renew() override { return grant_->renew(); }

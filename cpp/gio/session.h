@@ -35,6 +35,7 @@ struct SessionOptions {
 // Not thread-safe, but for what its queue pairs do.
 class Session {
  public:
+  static constexpr std::uint32_t kUnexpectedMs = 20;
   static std::size_t memory_bytes(const SessionOptions& options);
   // `memory`: memory_bytes(), page-aligned and zeroed, where the GPU reaches it, in place as long as the session. The
   // controller's threads look for doorbells without a pause all the while, unless rest() says otherwise.
@@ -62,6 +63,9 @@ class Session {
   // The controller's threads sleep for up to `sleep_us` between looks once they have found nothing for `spin_us`. 0 of
   // sleep: never.
   virtual void rest(std::uint32_t spin_us, std::uint32_t sleep_us) = 0;
+  // Whether anybody may put commands into the queues, as at first. If not, those threads sleep; a command from a client
+  // that cannot wake them up waits for kUnexpectedMs at most.
+  virtual void expect(bool commands) = 0;
 
   virtual bool alive() = 0;    // as Grant::alive()
   virtual Status renew() = 0;  // as Grant::renew()

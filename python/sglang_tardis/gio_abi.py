@@ -127,6 +127,7 @@ _CORE = {
     "tardis_gio_queues": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, _ERROR)),
     "tardis_gio_renew": (c_int, (c_void_p, _ERROR)),
     "tardis_gio_rest": (c_int, (c_void_p, c_uint32, c_uint32, _ERROR)),
+    "tardis_gio_expect": (None, (c_void_p, c_int)),
     "tardis_gio_read": (c_int, (c_void_p, c_uint64, c_void_p, c_size_t, _ERROR)),
     "tardis_gio_write": (c_int, (c_void_p, c_uint64, c_void_p, c_size_t, _ERROR)),
     "tardis_gio_flush": (c_int, (c_void_p, _ERROR)),

@@ -241,12 +241,21 @@ class GioSession:
         self._commands = commands or entries - 1
         self._usable = False
         self._session = self._open()
+        self._expects = True
         self._core.call("tardis_gio_rest", self._session, _SPIN_US, rest_us)
         self._make_memory(min(ctas, queues))
         self._start_queues()
         _sessions[self.handle] = self
 
     # ---- life
+    def expect(self, commands: bool) -> None:
+        """Whether transfers may begin, as at first. While they may not, the controller's threads sleep, and look only
+        now and then.
+        """
+        if commands != self._expects:
+            self._core.library.tardis_gio_expect(self._session, int(commands))
+            self._expects = commands
+
     def _open(self) -> ctypes.c_void_p:
         core = self._core if self._store is None else loads_abi.core()
         size_of = "tardis_gio_memory_bytes" if self._store is None else "tardis_gio_store_memory_bytes"

@@ -184,6 +184,7 @@ class LoadEngine:
         self._loader = ctypes.c_void_p()
         self._part_stride = 0
         self._open_loader(space)
+        session.expect(False)
         template = session.load_template(pools.pages)
         if transfers is None:
             self.runner: _Runner = _HostRunner(self, pools, template)
@@ -258,6 +259,8 @@ class LoadEngine:
         if files and not self.sound:  # only now: a load that has just ended may have said so
             raise GioError("a load: expected queue pairs of use, found them being made anew", "busy")
         number = self._free.pop()
+        if files:
+            self._session.expect(True)
         load = Load(self, self._boards[number], number)
         load.board.clear()
         try:
@@ -281,6 +284,7 @@ class LoadEngine:
                 if load.handle:
                     self._core.call("tardis_load_end", load.handle, 1, ctypes.byref(loads_abi.LoadResult()))
             self._free.append(number)
+            self._expect_commands()
             raise
         self._active.append(load)
         return load
@@ -303,10 +307,17 @@ class LoadEngine:
                 load.keep = load.handle = None
                 self._active.remove(load)
                 self._free.append(load.number)
+                uses_rings = self._expect_commands()
         load.good = good
-        uses_rings = any(other.handle is not None for other in self._active)
         if self._needs_renewal and not self._lost and not uses_rings and self._renewal is None:
             self._start_renewal()
+
+    def _expect_commands(self) -> bool:
+        """Whether a load under way reads from files; if none does, the controller's threads sleep."""
+        uses_rings = any(load.handle is not None for load in self._active)
+        if not uses_rings:
+            self._session.expect(False)
+        return uses_rings
 
     def _start_renewal(self) -> None:
         renewal = threading.Thread(target=self._renew, name="tardis-renew", daemon=True)

@@ -55,6 +55,10 @@ TARDIS_API tardis_code tardis_gio_renew(tardis_gio_session* session, char** erro
  * without a pause again from the next command on, which may have waited that long. 0 of sleep_us: as at first. */
 TARDIS_API tardis_code tardis_gio_rest(tardis_gio_session* session, uint32_t spin_us, uint32_t sleep_us, char** error);
 
+/* Whether commands may come, as at first. While they may not, the controller's threads sleep whatever tardis_gio_rest
+ * says; the next call wakes them up. Costs a system call for each thread. */
+TARDIS_API void tardis_gio_expect(tardis_gio_session* session, int commands);
+
 /* By the host, on a queue pair of its own: whole blocks. */
 TARDIS_API tardis_code tardis_gio_read(tardis_gio_session* session, uint64_t offset, void* memory, size_t bytes,
                                        char** error);
