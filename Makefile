@@ -26,7 +26,7 @@ SOURCES := $(shell find cpp python patches CMakeLists.txt pyproject.toml -type f
 
 # What tests and demonstrations learn from here. SGLang compiles its page hash once into TORCH_EXTENSIONS_DIR.
 ENVIRONMENT = PATH="$(abspath $(VENV))/bin:$$PATH" TORCH_EXTENSIONS_DIR="$(abspath $(S))/torch-extensions" \
-  TARDIS_BUILD_DIR="$(abspath $(BUILD))" TARDIS_SGLANG16_SITE="$(abspath $(SITE16))" TARDIS_NVCC_PATH="$$(cat $(S)/nvcc)"
+  TARDIS_BUILD_DIR="$(abspath $(BUILD))" TARDIS_GUEST_KERNEL="$(abspath $(S))/guest" TARDIS_SGLANG16_SITE="$(abspath $(SITE16))" TARDIS_NVCC_PATH="$$(cat $(S)/nvcc)"
 
 .PHONY: help
 help: ## this list
@@ -38,11 +38,15 @@ demo: $(S)/product $(S)/support $(S)/nvcc ## a real SGLang server: store a promp
 	@$(ENVIRONMENT) $(PY) demo/run.py $(ARGS)
 
 .PHONY: test
-test: $(S)/product $(S)/support $(S)/test $(S)/sglang16 $(S)/nvcc ## build and run every test
+test: $(S)/product $(S)/support $(S)/test $(S)/sglang16 $(S)/nvcc $(S)/guest ## build and run every test
 	@$(ENVIRONMENT) $(PY) -m pytest -rs $(ARGS)
 
+.PHONY: qemu-test
+qemu-test: $(S)/product $(S)/test $(S)/nvcc $(S)/guest ## only: the NVMe driver in guests, against QEMU's controller through VFIO
+	@$(ENVIRONMENT) $(PY) -m pytest -rs tests/qemu $(ARGS)
+
 .PHONY: soak
-soak: $(S)/product $(S)/support $(S)/test $(S)/sglang16 $(S)/nvcc ## slow campaigns: power cuts, kill -9, bit flips, sanitizers
+soak: $(S)/product $(S)/support $(S)/test $(S)/sglang16 $(S)/nvcc $(S)/guest ## slow campaigns: power cuts, kill -9, bit flips, sanitizers
 	@$(ENVIRONMENT) bash scripts/soak $(ARGS)
 
 .PHONY: bench
@@ -108,6 +112,11 @@ $(S)/sglang16: requirements/sglang-0.5.16.txt $(S)/sglang
 
 $(S)/nvcc: requirements/nvcc.txt $(S)/apt
 	@bash scripts/install-nvcc $(VENV) > $@
+
+# The kernel of the guests under QEMU. Where it is not to be had, the folder says why, and the next call tries again.
+$(S)/guest: scripts/install-guest-kernel $(S)/apt
+	@$(PY) $< $@
+	@if [ -e $@/why-not ]; then touch -d @0 $@; else touch $@; fi
 
 # ---- the product ---------------------------------------------------------------------------------------------------------
 

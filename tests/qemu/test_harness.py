@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a guest can come to is told apart: a harness that calls everything a pass would be worse than none."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from guest import GuestError, Machine
+
+
+def test_a_program_that_fails(lab):
+    with lab.boot(Machine(), "echo here; exit 3") as guest:
+        guest.wait_for("^here$")
+        assert not guest.outcome().passed
+    with pytest.raises(GuestError, match="failed"):
+        guest.passed()
+
+
+def test_a_kernel_that_panics(lab):
+    with lab.boot(Machine(), "echo 1 >/proc/sys/kernel/sysrq; echo c >/proc/sysrq-trigger") as guest:
+        with pytest.raises(GuestError, match=r"exit status is 0: its kernel panicked[\s\S]*sysrq triggered crash"):
+            guest.outcome()
+
+
+def test_a_program_that_hangs(lab):
+    started = time.monotonic()
+    with lab.boot(Machine(), "echo waiting; sleep 1000", seconds=8) as guest:
+        with pytest.raises(GuestError, match=r"no verdict within 8 s[\s\S]*waiting"):
+            guest.outcome()
+    assert time.monotonic() - started < 15
+
+
+def test_a_qemu_that_does_not_start(lab):
+    with lab.boot(Machine(iommu=("no-such-device",)), "true") as guest:
+        with pytest.raises(GuestError, match=r"QEMU did not start[\s\S]*no-such-device"):
+            guest.outcome()
+
+
+def test_a_request_that_cannot_be_met(lab):
+    with lab.boot(Machine(), 'echo "fly away" >&3; head -n 1 <&3', actions={"walk": lambda *_: None}) as guest:
+        with pytest.raises(GuestError, match=r"asked for 'fly away', which failed: expected one of \['walk'\]"):
+            guest.outcome()
+    assert guest.asked == ["fly away"]
+    assert "failed GuestError" in guest.log
