@@ -6,10 +6,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include "base/status.h"
 
 namespace tardis::nvme {
+
+// Zeroed memory of whole pages.
+struct DmaPages {
+  std::unique_ptr<std::byte, std::function<void(std::byte*)>> memory;
+  std::size_t bytes = 0;
+};
 
 class DmaMapper {
  public:
@@ -21,6 +29,10 @@ class DmaMapper {
   // Of a range as it was given to map(). Nothing that a controller may still touch may be in it.
   virtual Status unmap(void* memory) = 0;
   virtual std::size_t page_bytes() const { return 4096; }
+
+  // Memory for the driver itself, `bytes` (whole pages of 4096) that map() will take. Ordinary memory, unless not all
+  // of that can be mapped.
+  virtual Result<DmaPages> allocate(std::size_t bytes);
 };
 
 }  // namespace tardis::nvme

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/aligned_buffer.h"
 #include "nvme/spec.h"
 
 namespace tardis::nvme {
@@ -15,14 +16,21 @@ constexpr std::size_t kSelfTestAlignment = 64 * 1024;  // of GPU pages; host mem
 
 }  // namespace
 
-Result<DmaMemory> DmaMemory::allocate(DmaMapper& mapper, std::size_t bytes) {
-  auto buffer = AlignedBuffer::allocate((bytes + kPageBytes - 1) / kPageBytes * kPageBytes, kPageBytes);
+Result<DmaPages> DmaMapper::allocate(std::size_t bytes) {
+  auto buffer = AlignedBuffer::allocate(bytes, kPageBytes);
   if (!buffer) return buffer.error();
-  auto address = mapper.map(buffer->data(), buffer->size());
+  auto owned = std::make_shared<AlignedBuffer>(std::move(*buffer));
+  return DmaPages{{owned->data(), [owned](std::byte*) {}}, bytes};
+}
+
+Result<DmaMemory> DmaMemory::allocate(DmaMapper& mapper, std::size_t bytes) {
+  auto pages = mapper.allocate((bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
+  if (!pages) return pages.error();
+  auto address = mapper.map(pages->memory.get(), pages->bytes);
   if (!address) return address.error();
   DmaMemory memory;
   memory.mapper_ = &mapper;
-  memory.buffer_ = std::move(*buffer);
+  memory.pages_ = std::move(*pages);
   memory.address_ = *address;
   if (*address % kPageBytes != 0) {
     return Error{Code::kInternal,
@@ -37,7 +45,7 @@ DmaMemory& DmaMemory::operator=(DmaMemory&& other) noexcept {
   if (this != &other) {
     reset();
     mapper_ = std::exchange(other.mapper_, nullptr);
-    buffer_ = std::move(other.buffer_);
+    pages_ = std::move(other.pages_);
     address_ = other.address_;
   }
   return *this;
@@ -45,19 +53,19 @@ DmaMemory& DmaMemory::operator=(DmaMemory&& other) noexcept {
 
 Status DmaMemory::revoke() {
   if (mapper_ == nullptr) return {};
-  auto unmapped = mapper_->unmap(buffer_.data());
+  auto unmapped = mapper_->unmap(pages_.memory.get());
   if (unmapped) mapper_ = nullptr;
   return unmapped;
 }
 
 void DmaMemory::reset() {
-  if (buffer_.data() == nullptr) return;
+  if (pages_.memory == nullptr) return;
   if (!revoke()) {
     // The controller may write there as long as this process lives.
-    (void)std::make_unique<AlignedBuffer>(std::move(buffer_)).release();
+    (void)std::make_unique<DmaPages>(std::move(pages_)).release();
     mapper_ = nullptr;
   }
-  buffer_ = {};
+  pages_ = {};
 }
 
 Result<void*> HostMemory::allocate(std::size_t bytes) {

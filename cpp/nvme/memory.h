@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "base/aligned_buffer.h"
 #include "base/status.h"
 #include "nvme/dma.h"
 
@@ -21,13 +20,13 @@ class DmaMemory {
   DmaMemory() = default;
   static Result<DmaMemory> allocate(DmaMapper& mapper, std::size_t bytes);
   DmaMemory(DmaMemory&& other) noexcept
-      : mapper_(std::exchange(other.mapper_, nullptr)), buffer_(std::move(other.buffer_)), address_(other.address_) {}
+      : mapper_(std::exchange(other.mapper_, nullptr)), pages_(std::move(other.pages_)), address_(other.address_) {}
   DmaMemory& operator=(DmaMemory&& other) noexcept;
   ~DmaMemory() { reset(); }
 
-  std::byte* data() { return buffer_.data(); }
-  const std::byte* data() const { return buffer_.data(); }
-  std::size_t bytes() const { return buffer_.size(); }
+  std::byte* data() { return pages_.memory.get(); }
+  const std::byte* data() const { return pages_.memory.get(); }
+  std::size_t bytes() const { return pages_.bytes; }
   std::uint64_t address() const { return address_; }  // of the controller
   bool mapped() const { return mapper_ != nullptr; }
 
@@ -38,7 +37,7 @@ class DmaMemory {
 
  private:
   DmaMapper* mapper_ = nullptr;  // null once revoked
-  AlignedBuffer buffer_;
+  DmaPages pages_;
   std::uint64_t address_ = 0;
 };
 

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who uses the namespaces of a controller that the kernel's nvme driver has.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "nvme/vfio/pci_address.h"
+#include "nvme/vfio/system_paths.h"
+
+namespace tardis::nvme {
+
+// The block devices of its namespaces, "nvme0n1".
+std::vector<std::string> namespaces_of(const PciAddress& address, const SystemPaths& paths);
+
+// One text for each use: a mounted file system, swap, device mapper or RAID above it, an exclusive opener. Empty: none.
+// Mounts of other mount namespaces are seen as exclusive openers.
+std::vector<std::string> users_of(const PciAddress& address, const SystemPaths& paths);
+
+}  // namespace tardis::nvme
