@@ -5,9 +5,10 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <string_view>
+#include <utility>
 
 #include "base/aligned_buffer.h"
+#include "nvme/disk_marks.h"
 
 namespace tardis::nvme {
 namespace {
@@ -127,35 +128,6 @@ Look look(RawNamespace& device, std::uint64_t offset) {
   return found;
 }
 
-// What a person may recognise; empty: nothing known.
-std::string recognise(const std::byte* start, std::uint64_t bytes) {
-  struct Mark {
-    std::uint64_t offset;
-    std::string_view bytes;
-    const char* name;
-  };
-  static constexpr Mark kMarks[] = {
-      {0, "TARDISNV", "a tardis volume"},
-      {512, "EFI PART", "a GPT partition table"},
-      {4096, "EFI PART", "a GPT partition table"},
-      {0, "XFSB", "an XFS file system"},
-      {1080, "\x53\xEF", "an ext2, ext3 or ext4 file system"},
-      {0x10040, "_BHRfS_M", "a btrfs file system"},
-      {0x400, "\x10\x20\xF5\xF2", "an F2FS file system"},
-      {512, "LABELONE", "an LVM physical volume"},
-      {0, "LUKS\xBA\xBE", "a LUKS volume"},
-      {4096, "\xFC\x4E\x2B\xA9", "a Linux RAID member"},
-      {510, "\x55\xAA", "an MBR partition table or boot sector"},
-  };
-  for (const Mark& mark : kMarks) {
-    if (mark.offset + mark.bytes.size() <= bytes &&
-        std::memcmp(start + mark.offset, mark.bytes.data(), mark.bytes.size()) == 0) {
-      return mark.name;
-    }
-  }
-  return {};
-}
-
 Error too_small(const RawNamespace& device) {
   return Error{Code::kNoSpace, device.name() + ": has " + std::to_string(device.bytes()) +
                                    " bytes, too few for a volume with one file; use a larger namespace"};
@@ -167,19 +139,19 @@ Status RawVolume::check_blank(RawNamespace& device) {
   if (plan(device).data_bytes == 0) return too_small(device);
   const std::uint64_t bytes = std::min(kVolumeInspectBytes, round_down(device.bytes(), kVolumeBlockBytes));
   const std::uint64_t behind = round_down(device.bytes(), device.block_bytes()) - bytes;
-  AlignedBuffer memory(bytes);
-  for (const std::uint64_t offset : {std::uint64_t{0}, behind}) {
-    if (Status status = transfer(device, NamespaceRequest::Op::kRead, offset, memory.data(), bytes); !status) {
-      return status;
-    }
-    if (all_zero(memory.data(), bytes)) continue;
-    const std::string known = offset == 0 ? recognise(memory.data(), bytes) : std::string();
-    const auto* first =
-        std::find_if(memory.data(), memory.data() + bytes, [](std::byte b) { return b != std::byte{0}; });
+  AlignedBuffer first(bytes), last(bytes);
+  for (const auto& [offset, memory] : {std::pair{std::uint64_t{0}, &first}, {behind, &last}}) {
+    if (auto read = transfer(device, NamespaceRequest::Op::kRead, offset, memory->data(), bytes); !read) return read;
+  }
+  for (const auto& [offset, memory] : {std::pair{std::uint64_t{0}, &first}, {behind, &last}}) {
+    if (all_zero(memory->data(), bytes)) continue;
+    const auto marks = disk_marks({first.data(), bytes}, {last.data(), bytes}, behind + bytes);
+    const auto* const byte =
+        std::find_if(memory->data(), memory->data() + bytes, [](std::byte b) { return b != std::byte{0}; });
     return Error{Code::kInvalidArgument,
                  device.name() + ": expected a namespace whose first and last MiB are zero, found " +
-                     (known.empty() ? std::string("other data") : known) + " (byte " +
-                     std::to_string(offset + static_cast<std::uint64_t>(first - memory.data())) +
+                     (marks.empty() ? std::string("other data") : describe(marks)) + " (byte " +
+                     std::to_string(offset + static_cast<std::uint64_t>(byte - memory->data())) +
                      " is not zero); choose another namespace, or format it with force, which destroys what is on it"};
   }
   return {};
