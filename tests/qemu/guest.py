@@ -98,6 +98,7 @@ class Guest:
     ):
         self.name, self.folder = name, folder
         self.pci = pci_addresses(machine.controllers)
+        self._stderr = folder / f"{name}.qemu"
         self.events: list[dict[str, Any]] = []  # of QMP
         self.asked: list[str] = []  # by the program
         self._actions = dict(actions or {})
@@ -119,7 +120,7 @@ class Guest:
                 ["timeout", "--signal=KILL", f"{seconds + 5:g}", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=inherited.enter_context(self._stderr.open("wb")),
                 pass_fds=(qmp_theirs.fileno(), control_theirs.fileno()),
                 start_new_session=True,
             )
@@ -190,6 +191,9 @@ class Guest:
             with self._changed:
                 self._changed.wait(min(left, 0.2))
 
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def outcome(self) -> Outcome:
         """Waits for the program's verdict."""
         try:
@@ -220,7 +224,8 @@ class Guest:
     def _error(self, what: str) -> GuestError:
         kept = self.folder / f"{self.name}.log"
         kept.write_text(self.log)
-        return GuestError(f"guest {self.name} {what}\nThe end of its serial log ({kept}):\n{tail(self.log)}")
+        said = "".join(f"\nQEMU: {line}" for line in self._stderr.read_text().splitlines()[:8])
+        return GuestError(f"guest {self.name} {what}{said}\nThe end of its serial log ({kept}):\n{tail(self.log)}")
 
     def _read_serial(self) -> None:
         assert self._process.stdout is not None
@@ -302,6 +307,7 @@ class Guest:
         self._control.close()
         self._qmp_file.close()
         self._qmp_socket.close()
+        (self.folder / f"{self.name}.log").write_text(self.log)
         assert self._process.stdout is not None
         if not self._threads[0].is_alive():
             self._process.stdout.close()

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// A controller that is taken out while it works. The first controller is behind a port of its own; the host takes it
+// out when it is asked to ("unplug 0"), or this test switches its slot's power off.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+
+#include "guest_scenario.h"
+
+namespace tardis::nvme::testing {
+namespace {
+
+constexpr std::size_t kBytes = 16 << 10;
+constexpr std::uint64_t kBlocks = 64;  // of kBytes, that are read and written
+
+std::string sysfs(const std::string& address) { return "/sys/bus/pci/devices/" + address; }
+
+bool within(int seconds, const std::function<bool()>& condition) {
+  for (int i = 0; i < seconds * 100; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return condition();
+}
+
+// Reads and writes until an error, or the end.
+class Traffic {
+ public:
+  explicit Traffic(std::shared_ptr<NvmeNamespace> disk) : disk_(std::move(disk)), thread_([this] { run(); }) {}
+  ~Traffic() { stop(); }
+  void stop() {
+    over_ = true;
+    if (thread_.joinable()) thread_.join();
+    disk_.reset();
+  }
+  int error() const { return error_; }
+  std::uint64_t requests() const { return requests_; }
+  bool wrong() const { return wrong_; }
+  double longest_ms() const { return longest_ms_; }
+
+ private:
+  void run() {
+    AlignedBuffer memory(kBytes);
+    for (std::uint64_t i = 0; !over_; ++i) {
+      const std::uint64_t offset = i / 2 % kBlocks * kBytes;
+      if (i % 2 == 0) fill_pattern(memory.data(), kBytes, offset);
+      const std::uint64_t start = monotonic_ns();
+      const int error = move(*disk_, i % 2 == 0 ? Op::kWrite : Op::kRead, offset, memory.data(), kBytes);
+      longest_ms_ = std::max(longest_ms_, static_cast<double>(monotonic_ns() - start) / 1e6);
+      if (error != 0) {
+        error_ = error;
+        return;
+      }
+      if (!holds_pattern(memory.data(), kBytes, offset)) wrong_ = true;
+      ++requests_;
+    }
+  }
+
+  std::shared_ptr<NvmeNamespace> disk_;
+  std::atomic<bool> over_{false}, wrong_{false};
+  std::atomic<int> error_{0};
+  std::atomic<std::uint64_t> requests_{0};
+  double longest_ms_ = 0;  // read once the thread has ended
+  std::thread thread_;
+};
+
+using ScenarioRemoval = Guest;
+
+// Somebody asks for the drive: the process is told, the drive works until the process lets go of it, and then it is
+// gone.
+TEST_F(ScenarioRemoval, AskedForWhileItWorks) {
+  auto controller = open();
+  ASSERT_NE(controller, nullptr);
+  {
+    Traffic traffic(space_of(controller, 1));
+    ASSERT_TRUE(within(10, [&] { return traffic.requests() > 20; }));
+    EXPECT_FALSE(controller->device().release_requested());
+    const std::uint64_t start = monotonic_ns();
+    ask_host("unplug 0");
+    ASSERT_TRUE(within(30, [&] { return controller->device().release_requested(); })) << "nobody was told";
+    std::printf("asked after: %.1f ms\n", static_cast<double>(monotonic_ns() - start) / 1e6);
+    const std::uint64_t before = traffic.requests();
+    EXPECT_TRUE(within(10, [&] { return traffic.requests() > before + 20; })) << "it works on";
+    traffic.stop();
+    EXPECT_EQ(traffic.error(), 0);
+    EXPECT_FALSE(traffic.wrong());
+  }
+  EXPECT_EQ(controller->driver()->state(), DriverState::kLive);
+  controller.reset();
+  EXPECT_TRUE(within(30, [&] { return !std::filesystem::exists(sysfs(address)); })) << "still there";
+  ask_host("gone 0");
+  const auto again = VfioController::open(address, guest_options());
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, Code::kNotFound) << again.error().message;
+}
+
+// The port above a device, and where its PCI Express capability begins.
+struct Port {
+  UniqueFd config;
+  std::uint32_t capability = 0;
+};
+Port port_above(const std::string& address) {
+  const std::string device = std::filesystem::canonical(sysfs(address));
+  Port port;
+  port.config.reset(::open((std::filesystem::path(device).parent_path() / "config").c_str(), O_RDWR | O_CLOEXEC));
+  std::uint8_t at = 0;
+  if (::pread(port.config.get(), &at, 1, 0x34) != 1) return port;
+  for (int i = 0; i < 48 && at != 0; ++i) {
+    std::uint8_t head[2] = {};
+    if (::pread(port.config.get(), head, 2, at) != 2) break;
+    if (head[0] == 0x10) port.capability = at;
+    at = head[1];
+  }
+  return port;
+}
+
+// Slot Control: Power Indicator off and Power Controller off. QEMU takes the device out at once.
+void switch_slot_off(const std::string& address) {
+  const Port port = port_above(address);
+  ASSERT_NE(port.capability, 0u);
+  const auto offset = static_cast<off_t>(port.capability + 0x18);
+  std::uint16_t control = 0;
+  ASSERT_EQ(::pread(port.config.get(), &control, 2, offset), 2);
+  control |= 0x0300 | 0x0400;
+  ASSERT_EQ(::pwrite(port.config.get(), &control, 2, offset), 2);
+}
+
+TEST_F(ScenarioRemoval, PowerOffWhileItWorks) {
+  auto controller = open();
+  ASSERT_NE(controller, nullptr);
+  auto driver = controller->driver();
+  {
+    Traffic traffic(space_of(controller, 1));
+    ASSERT_TRUE(within(10, [&] { return traffic.requests() > 20; }));
+    const Timed end = timed("removed, registers read as zeros", [&] {
+      switch_slot_off(address);
+      EXPECT_TRUE(within(20, [&] { return traffic.error() != 0; })) << "its request has no end";
+      return traffic.error();
+    });
+    traffic.stop();
+    EXPECT_EQ(end.error, ENODEV);
+    EXPECT_FALSE(traffic.wrong());
+    std::printf("longest request: %.1f ms\n", traffic.longest_ms());
+  }
+  EXPECT_EQ(driver->state(), DriverState::kGone);
+  AlignedBuffer memory(kBytes);
+  {
+    const auto disk = space_of(controller, 1);
+    if (disk != nullptr) {
+      const std::uint64_t start = monotonic_ns();
+      EXPECT_EQ(move(*disk, Op::kRead, 0, memory.data(), kBytes), ENODEV);
+      EXPECT_FALSE(disk->flush());
+      EXPECT_LT(static_cast<double>(monotonic_ns() - start) / 1e6, 1000);
+    }
+  }
+  driver.reset();
+  const std::uint64_t start = monotonic_ns();
+  controller.reset();
+  const double closed_ms = static_cast<double>(monotonic_ns() - start) / 1e6;
+  std::printf("closed after: %.1f ms\n", closed_ms);
+  EXPECT_LT(closed_ms, 15'000) << "who closes a drive that is gone waits for it";
+}
+
+}  // namespace
+}  // namespace tardis::nvme::testing
