@@ -20,7 +20,8 @@ FILL, VERIFY = "ScenarioStore.FillUntilTheEnd", "ScenarioStore.WhatWasFlushedIsT
 def test_power_cuts(lab):
     """QEMU is killed while a guest fills a store, and what QEMU had not written is lost; the next guest looks."""
     moments = random.Random(SEED)
-    drive = Controller((Namespace(mib=128, block_bytes=4096, medium=VolatileCache()),))
+    volatile = Namespace(mib=128, block_bytes=4096, medium=VolatileCache())
+    drive = Controller((volatile, volatile))
     machine = Machine((drive,), home_image=lab.home_image())
     flushed: dict[int, int] = {}
 

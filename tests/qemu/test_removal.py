@@ -6,18 +6,9 @@ from __future__ import annotations
 import pytest
 from guest import Machine
 from guest_drives import Controller, Namespace
-from scenarios import check, run
+from scenarios import check, run, run_without_waiting
 
 DRIVE = Controller((Namespace(block_bytes=4096),), hot_plug=True)
-# The kernel waits for more than a minute for the reset of a function that is gone, and the end of the process with it:
-# so the verdict is what the program printed.
-RUN_WITHOUT_WAITING = """
-{run} >/tmp/log 2>&1 &
-until grep -qE '^\\[  (PASSED|FAILED)  \\]' /tmp/log; do sleep 0.1; done
-sleep 0.5
-cat /tmp/log
-! grep -q '^\\[  FAILED  \\]' /tmp/log
-"""
 
 
 def unplug(guest, number):
@@ -41,8 +32,16 @@ def test_a_removal_that_is_asked_for(lab, hot_plug):
 
 def test_power_off(lab):
     machine = Machine((DRIVE,), native_hot_plug=True)
-    script = RUN_WITHOUT_WAITING.format(run=run("ScenarioRemoval.PowerOffWhileItWorks"))
-    with lab.boot(machine, script) as guest:
+    with lab.boot(machine, run_without_waiting("ScenarioRemoval.PowerOffWhileItWorks")) as guest:
         outcome = guest.passed()
     check(lab, outcome, "ScenarioRemoval.PowerOffWhileItWorks")
     lab.notes += [f"{name}: {outcome.value(name)}" for name in ("longest request", "closed after")]
+
+
+def test_one_of_two_drives(lab):
+    """Of two that one process drives; the store on the other works on."""
+    other = Controller((Namespace(block_bytes=512),))
+    machine = Machine((DRIVE, other), native_hot_plug=True)
+    with lab.boot(machine, run_without_waiting("ScenarioTwo.*")) as guest:
+        outcome = guest.passed()
+    check(lab, outcome, "ScenarioTwo.OneThatGoesIsNothingToTheOther")

@@ -1,30 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A controller that is taken out while it works. The first controller is behind a port of its own; the host takes it
 // out when it is asked to ("unplug 0"), or this test switches its slot's power off.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <filesystem>
-#include <fstream>
 
 #include "guest_scenario.h"
+#include "guest_slot.h"
 
 namespace tardis::nvme::testing {
 namespace {
 
 constexpr std::size_t kBytes = 16 << 10;
 constexpr std::uint64_t kBlocks = 64;  // of kBytes, that are read and written
-
-std::string sysfs(const std::string& address) { return "/sys/bus/pci/devices/" + address; }
-
-bool within(int seconds, const std::function<bool()>& condition) {
-  for (int i = 0; i < seconds * 100; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return condition();
-}
 
 // Reads and writes until an error, or the end.
 class Traffic {
@@ -95,37 +82,6 @@ TEST_F(ScenarioRemoval, AskedForWhileItWorks) {
   const auto again = VfioController::open(address, guest_options());
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().code, Code::kNotFound) << again.error().message;
-}
-
-// The port above a device, and where its PCI Express capability begins.
-struct Port {
-  UniqueFd config;
-  std::uint32_t capability = 0;
-};
-Port port_above(const std::string& address) {
-  const std::string device = std::filesystem::canonical(sysfs(address));
-  Port port;
-  port.config.reset(::open((std::filesystem::path(device).parent_path() / "config").c_str(), O_RDWR | O_CLOEXEC));
-  std::uint8_t at = 0;
-  if (::pread(port.config.get(), &at, 1, 0x34) != 1) return port;
-  for (int i = 0; i < 48 && at != 0; ++i) {
-    std::uint8_t head[2] = {};
-    if (::pread(port.config.get(), head, 2, at) != 2) break;
-    if (head[0] == 0x10) port.capability = at;
-    at = head[1];
-  }
-  return port;
-}
-
-// Slot Control: Power Indicator off and Power Controller off. QEMU takes the device out at once.
-void switch_slot_off(const std::string& address) {
-  const Port port = port_above(address);
-  ASSERT_NE(port.capability, 0u);
-  const auto offset = static_cast<off_t>(port.capability + 0x18);
-  std::uint16_t control = 0;
-  ASSERT_EQ(::pread(port.config.get(), &control, 2, offset), 2);
-  control |= 0x0300 | 0x0400;
-  ASSERT_EQ(::pwrite(port.config.get(), &control, 2, offset), 2);
 }
 
 TEST_F(ScenarioRemoval, PowerOffWhileItWorks) {

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives that somebody uses, or that have something on them, are left alone."""
+
+from __future__ import annotations
+
+from guest import Machine
+from guest_drives import Controller, Namespace
+from scenarios import check, run
+
+SCRIPT = """
+mke2fs -F /dev/nvme0n1 >/dev/null && mkdir -p /tmp/mounted && mount -t ext2 /dev/nvme0n1 /tmp/mounted || exit 1
+echo precious >/tmp/mounted/file
+mkswap /dev/nvme1n1 >/dev/null && swapon /dev/nvme1n1 || exit 1
+{in_use} || exit 1
+umount /tmp/mounted && swapoff /dev/nvme1n1 || exit 1
+{of_the_kernel} || exit 1
+for address in $(echo $TARDIS_GUEST_NVME | tr , ' '); do
+  echo vfio-pci >/sys/bus/pci/devices/$address/driver_override
+  echo $address >/sys/bus/pci/devices/$address/driver/unbind
+  echo $address >/sys/bus/pci/drivers_probe
+done
+{released} || exit 1
+# The kernel's driver finds the file as it was.
+address=${{TARDIS_GUEST_NVME%%,*}}
+echo >/sys/bus/pci/devices/$address/driver_override
+echo $address >/sys/bus/pci/devices/$address/driver/unbind
+echo $address >/sys/bus/pci/drivers/nvme/bind
+until [ -b /dev/nvme0n1 ]; do usleep 20000; done
+mount -t ext2 /dev/nvme0n1 /tmp/mounted && grep -q precious /tmp/mounted/file
+"""
+CASES = ("DrivesInUseAreRefused", "DrivesOfTheKernelAreRefused", "WhatIsOnThemIsNotLost")
+
+
+def test_drives_of_the_kernel(lab):
+    drive = Controller((Namespace(mib=32),))
+    machine = Machine((drive, drive), kernel_driver=True)
+    in_use, of_the_kernel, released = (run(f"ScenarioKernel.{case}") for case in CASES)
+    script = SCRIPT.format(in_use=in_use, of_the_kernel=of_the_kernel, released=released)
+    with lab.boot(machine, script) as guest:
+        outcome = guest.passed()
+    check(lab, outcome, *(f"ScenarioKernel.{case}" for case in CASES))
+    lab.notes += [line for line in outcome.log.splitlines() if line.startswith("refused: ")]
