@@ -49,7 +49,7 @@ class Machine:
     """Hardware of a guest, and what its kernel is told."""
 
     controllers: tuple[Controller, ...] = (Controller(),)
-    memory_mib: int = 512
+    memory_mib: int = int(os.environ.get("TARDIS_QEMU_MIB", "512"))
     processors: int = 1
     iommu: tuple[str, ...] = ("intel-iommu",)  # each a -device of QEMU
     home_image: pathlib.Path | None = None  # an ext4 file system, mounted at /home; None: memory

@@ -3,7 +3,7 @@
 
 Environment: ``TARDIS_BUILD_DIR`` (default ``build/native``) has the program under test, ``TARDIS_GUEST_KERNEL`` the
 kernel (see guest_image.py); into ``TARDIS_GUEST_COVERAGE``, a folder, go the counts of a build with gcov, guest by
-guest.
+guest. ``TARDIS_QEMU_MIB`` is the memory of a guest, ``TARDIS_QEMU_PATIENCE`` multiplies its time.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ BUILD = pathlib.Path(os.environ.get("TARDIS_BUILD_DIR") or REPOSITORY / "build" 
 PROGRAM = BUILD / "cpp" / "tests" / "tardis_nvme_guest"
 COVERAGE = os.environ.get("TARDIS_GUEST_COVERAGE")
 SECONDS = 90.0  # of a guest, unless its test says otherwise; most take 5
+PATIENCE = float(os.environ.get("TARDIS_QEMU_PATIENCE", "1"))  # times as much of it, for slow builds
+# What the guest's program gets of this process's environment.
+PASSED_ON = ("ASAN_OPTIONS", "UBSAN_OPTIONS")
 OUT_BYTES = 256 << 20
 
 
@@ -125,14 +128,17 @@ class Lab:
             "TARDIS_GUEST_HOST": "/dev/ttyS1",
             "TARDIS_GUEST_FOLDER": "/home",
             "GTEST_COLOR": "no",
-            "GCOV_PREFIX": "/out",
+            **({"GCOV_PREFIX": "/out"} if COVERAGE else {}),
+            **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
             "PATH": f"/bin:{PROGRAM_FOLDER}",
             **(environment or {}),
         }
         lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
         initrd = self.folder / f"{name}.initrd"
         initrd.write_bytes(self._bench.image + run_archive(settings, "\n".join([*lines, main])))
-        guest = Guest(name, machine, self._bench.kernel.image, initrd, self.folder, seconds, actions, out_image)
+        guest = Guest(
+            name, machine, self._bench.kernel.image, initrd, self.folder, seconds * PATIENCE, actions, out_image
+        )
         try:
             self._bench.enter(guest)
             yield guest

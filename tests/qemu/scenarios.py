@@ -21,6 +21,7 @@ def run_without_waiting(filter_: str) -> str:
 {run(filter_)} >/tmp/log 2>&1 &
 until grep -qE '^\\[  (PASSED|FAILED)  \\]' /tmp/log || [ ! -d /proc/$! ]; do usleep 100000; done
 usleep 500000
+[ -z "$GCOV_PREFIX" ] || sleep 5
 cat /tmp/log
 grep -q '^\\[  PASSED  \\]' /tmp/log && ! grep -q '^\\[  FAILED  \\]' /tmp/log
 """

@@ -19,7 +19,8 @@ ERRORS = Controller(
         Namespace(faults=(Fault("write", errno=28, sector=16),)),
         Namespace(block_bytes=4096, faults=(Fault("flush"),)),
         Namespace(block_bytes=4096, faults=(Fault("read", sector=6161),)),
-    )
+    ),
+    options=("max_ioqpairs=1",),
 )
 SLOW = Controller(
     (
@@ -44,6 +45,7 @@ def test_errors(lab):
         "ScenarioErrors.AWriteThatFailsAlwaysEndsInTheError",
         "ScenarioErrors.AFlushThatFailsSaysSo",
         "ScenarioErrors.AnAddressThatDoesNotExistIsNotSent",
+        "ScenarioErrors.FewerQueuesThanAskedFor",
         "ScenarioErrors.AStoreGivesUpThePageAlone",
     )
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A controller whose namespaces report errors: 1 on each read of its sector 16 (blocks of 512 bytes), 2 on the first
-// write (4096), 3 on each write of sector 16, 4 on each flush, 5 on each read of sector 6161, which lies in a store's
-// pages.
+// A controller that grants one pair of queues, and whose namespaces report errors: 1 on each read of its sector 16
+// (blocks of 512 bytes), 2 on the first write (4096), 3 on each write of sector 16, 4 on each flush, 5 on each read of
+// sector 6161, which lies in a store's pages.
 #include "guest_scenario.h"
 #include "tests/nvme_store_support.h"
 
@@ -101,6 +101,12 @@ TEST_F(ScenarioErrors, AnAddressThatDoesNotExistIsNotSent) {
             EINVAL);
   EXPECT_EQ(move(*disk, Op::kWrite, disk->bytes() - 512, memory.data(), 1024), EINVAL);
   EXPECT_EQ(counters().commands, before);
+}
+
+TEST_F(ScenarioErrors, FewerQueuesThanAskedFor) {
+  EXPECT_EQ(controller->driver()->options().queues, 2u);
+  EXPECT_EQ(controller->driver()->queue_pairs(), 1u);
+  EXPECT_NE(controller->driver()->report().find("(2 asked for)"), std::string::npos) << controller->driver()->report();
 }
 
 // A page that the medium lost is given up; no other is, and nothing wrong is served.
