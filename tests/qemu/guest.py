@@ -68,7 +68,8 @@ class Outcome:
 
     def cases(self, verdict: str) -> list[str]:
         """GoogleTest cases that ended so: OK, FAILED or SKIPPED."""
-        found = re.findall(rf"^\[ +{verdict} \] (\w+(?:/\w+)?\.\w+(?:/\w+)?) \(\d+ ms\)", self.log, re.MULTILINE)
+        name = r"\w+(?:/\w+)?\.\w+(?:/\w+)?"
+        found = re.findall(rf"^\[ +{verdict} +\] ({name})(?:, .*)? \(\d+ ms\)$", self.log, re.MULTILINE)
         return list(dict.fromkeys(found))
 
     def value(self, name: str) -> str:

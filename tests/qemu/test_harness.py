@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from guest import GuestError, Machine
+from guest import GuestError, Machine, Outcome
 
 
 def test_a_program_that_fails(lab):
@@ -43,3 +43,21 @@ def test_a_request_that_cannot_be_met(lab):
             guest.outcome()
     assert guest.asked == ["fly away"]
     assert "failed GuestError" in guest.log
+
+
+def test_what_a_program_says_of_its_cases():
+    log = """[ RUN      ] Suite.Good
+[       OK ] Suite.Good (12 ms)
+[  FAILED  ] All/Suite.Bad/3, where GetParam() = 4-byte object <00-00 00-00> (3 ms)
+[  SKIPPED ] Suite.Left (0 ms)
+[  FAILED  ] 1 test, listed below:
+[  FAILED  ] All/Suite.Bad/3, where GetParam() = 4-byte object <00-00 00-00>
+answer: 42
+"""
+    outcome = Outcome(False, log, 1.0)
+    assert outcome.cases("OK") == ["Suite.Good"]
+    assert outcome.cases("FAILED") == ["All/Suite.Bad/3"]
+    assert outcome.cases("SKIPPED") == ["Suite.Left"]
+    assert outcome.value("answer") == "42"
+    with pytest.raises(AssertionError, match="said nothing of question"):
+        outcome.value("question")
