@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nvme_pointers.h"
+#include "nvme_prp_vectors.h"
 
 namespace tardis::nvme {
 
@@ -19,7 +20,7 @@ namespace {
 
 using namespace testing::pointers;
 
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPage = kPageBytes;
 constexpr std::uint64_t kPoison = 0xabadcafeabadcafe;  // no page address: bits 11:0 are not 0
 
 static_assert(std::is_trivially_copyable_v<PrpTable>);
@@ -73,17 +74,6 @@ struct PrpReader {
   }
 };
 
-// The pages that [offset, offset + length) of a buffer lies in.
-template <class PageAddress>
-void naive_pieces(const PageAddress& page_address, std::uint64_t offset, std::uint64_t length,
-                  std::vector<Piece>& pieces) {
-  for (const std::uint64_t end = offset + length; offset < end;) {
-    const std::uint64_t next = std::min(end, (offset / kPage + 1) * kPage);
-    pieces.push_back({page_address(offset / kPage) + offset % kPage, next - offset});
-    offset = next;
-  }
-}
-
 // A status by its name in the files, so that a renamed enumerator is no silent change.
 PrpStatus status_of(const std::string& name) {
   for (int i = 0; i <= static_cast<int>(PrpStatus::kBridge); ++i) {
@@ -130,31 +120,6 @@ struct VectorLists {
                      static_cast<std::uint32_t>(lists.size()), pointer);
   }
 };
-
-struct Word {
-  std::uint64_t bus, value;
-};
-std::vector<Word> words_of(const Vector& vector) {
-  const AddressRule page_address(vector.text("pages"));
-  std::vector<Word> words;
-  for (const std::string& list : split(vector.text("list"), ';')) {
-    const std::size_t colon = list.find(':');
-    std::uint64_t bus = number(list.substr(0, colon));
-    for (const std::string& item : split(list.substr(colon + 1), ',')) {
-      if (item[0] == '>' || item[0] == '=') {
-        words.push_back({bus, number(item.substr(1))});
-        bus += 8;
-        continue;
-      }
-      const std::size_t dash = item.find('-');
-      const std::uint64_t last = number(item.substr(dash == std::string::npos ? 0 : dash + 1));
-      for (std::uint64_t page = number(item.substr(0, dash)); page <= last; ++page, bus += 8) {
-        words.push_back({bus, page_address(page)});
-      }
-    }
-  }
-  return words;
-}
 
 // A controller with the vector's own words in its memory.
 struct VectorReader : PrpReader {

@@ -44,8 +44,10 @@ Result<std::shared_ptr<VfioController>> VfioController::open(const std::string& 
 }
 
 VfioController::~VfioController() {
+  if (!device_) return;
+  const bool gone = driver_ && driver_->state() == DriverState::kGone;
   driver_.reset();
-  if (device_) (void)device_->set_bus_mastering(false);  // of one that is gone there is nothing to switch off
+  if (gone || !device_->set_bus_mastering(false)) device_->declare_gone();
 }
 
 Result<std::shared_ptr<NvmeNamespace>> VfioController::open_namespace(std::uint32_t id) {

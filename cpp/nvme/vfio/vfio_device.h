@@ -37,6 +37,9 @@ class VfioDevice {
   Status set_vectors(std::span<const int> eventfds);
   std::uint32_t vectors() const { return vectors_; }
 
+  // It was unplugged: nobody waits for its end.
+  void declare_gone() { files_->gone = true; }
+
   // The kernel asks for the device back: somebody unbinds it, or the machine is about to unplug it.
   bool release_requested();
   // The kernel reported an error of the link or the function that it could not correct (AER).

@@ -9,8 +9,8 @@ namespace tardis::nvme {
 
 VfioFiles::~VfioFiles() {
   if (!device) return;
-  (void)call_within(kCloseWait, [device = std::move(device), group = std::move(group),
-                                 container = std::move(container)]() mutable {
+  (void)call_within(gone ? kGoneWait : kCloseWait, [device = std::move(device), group = std::move(group),
+                                                    container = std::move(container)]() mutable {
     device.reset();  // before its group, and that before the container, so that nothing is taken from under a device
     group.reset();
     container.reset();

@@ -17,11 +17,12 @@ class VfioFiles {
   VfioFiles& operator=(const VfioFiles&) = delete;
   ~VfioFiles();
 
-  static constexpr std::chrono::seconds kCloseWait{3};
+  static constexpr std::chrono::milliseconds kCloseWait{3000}, kGoneWait{100};
 
   UniqueFd device;
   UniqueFd group;      // none with the character device of a function
   UniqueFd container;  // or the IOMMU of iommufd
+  bool gone = false;   // unplugged
 };
 
 }  // namespace tardis::nvme

@@ -58,8 +58,3 @@ TEST_F(GuestBringUp, NamespaceKeepsTheController) {
 
 }  // namespace
 }  // namespace tardis::nvme::testing
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
