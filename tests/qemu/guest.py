@@ -54,7 +54,8 @@ class Machine:
     iommu: tuple[str, ...] = ("intel-iommu",)  # each a -device of QEMU
     home_image: pathlib.Path | None = None  # an ext4 file system, mounted at /home; None: memory
     native_hot_plug: bool = False  # by the kernel's pciehp, not by ACPI
-    kernel_driver: bool = False  # the kernel's own NVMe driver keeps the controllers, vfio-pci gets none
+    kernel_driver: bool = False  # the kernel's own NVMe driver is there, and has the controllers at first
+    vfio: bool = True  # vfio-pci gets them before the program starts
     kernel_options: str = ""
 
 

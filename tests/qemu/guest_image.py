@@ -13,7 +13,7 @@ import subprocess
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-PROGRAM_FOLDER = "/program"
+PROGRAM_FOLDER, DATA_FOLDER = "/program", "/data"
 
 
 class MissingError(Exception):
@@ -133,6 +133,14 @@ def program_archive(programs: list[pathlib.Path], scratch: pathlib.Path) -> byte
             if library not in seen:
                 seen.add(library)
                 archive.add(str(library), library.read_bytes(), 0o755)
+    return archive.finish()
+
+
+def data_archive(files: list[pathlib.Path]) -> bytes:
+    """Files that programs read, in DATA_FOLDER."""
+    archive = Archive()
+    for file in files:
+        archive.add(f"{DATA_FOLDER}/{file.name}", file.read_bytes())
     return archive.finish()
 
 

@@ -21,11 +21,13 @@ from contextlib import contextmanager
 from guest import Action, Guest, Machine
 from guest_drives import pci_addresses
 from guest_image import (
+    DATA_FOLDER,
     PROGRAM_FOLDER,
     REPOSITORY,
     Kernel,
     MissingError,
     base_archive,
+    data_archive,
     find_program,
     program_archive,
     require_programs,
@@ -51,7 +53,8 @@ class Bench:
             raise MissingError(f"{PROGRAM} is not built: `make qemu-test` builds it")
         self.folder = folder
         self.kernel = Kernel.find()
-        self.image = base_archive(self.kernel, folder) + program_archive([PROGRAM], folder)
+        vectors = sorted((REPOSITORY / "cpp" / "tests" / "data").glob("nvme_*.txt"))
+        self.image = base_archive(self.kernel, folder) + program_archive([PROGRAM], folder) + data_archive(vectors)
         self.guests_started = 0
         self.last_end = time.monotonic()
         self._running: set[Guest] = set()
@@ -115,7 +118,7 @@ class Lab:
         self._guests += 1
         out_image = self.folder / f"{name}.out" if COVERAGE else None
         addresses = pci_addresses(machine.controllers)
-        settings = {"VFIO": "" if machine.kernel_driver else " ".join(addresses), "HOME_DISK": "", "OUT_DISK": ""}
+        settings = {"VFIO": " ".join(addresses) if machine.vfio else "", "HOME_DISK": "", "OUT_DISK": ""}
         disks = iter(("/dev/vda", "/dev/vdb"))
         if machine.home_image is not None:
             settings["HOME_DISK"] = next(disks)
@@ -127,6 +130,7 @@ class Lab:
             "TARDIS_GUEST_NVME": ",".join(addresses),
             "TARDIS_GUEST_HOST": "/dev/ttyS1",
             "TARDIS_GUEST_FOLDER": "/home",
+            "TARDIS_TEST_DATA": DATA_FOLDER,
             "GTEST_COLOR": "no",
             **({"GCOV_PREFIX": "/out"} if COVERAGE else {}),
             **{name: os.environ[name] for name in PASSED_ON if name in os.environ},

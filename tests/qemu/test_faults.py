@@ -9,7 +9,7 @@ import subprocess
 import time
 
 from guest import Machine
-from guest_drives import Controller, Fault, Namespace, Raw, Server, Slow
+from guest_drives import Controller, Fault, Namespace, Raw, Server, Slow, pci_addresses
 from scenarios import check, run
 
 ERRORS = Controller(
@@ -56,7 +56,10 @@ def limit(guest, argument):
 
 
 def test_slow_drives(lab):
-    with lab.boot(Machine((SLOW,)), run("ScenarioSlow.*"), actions={"limit": limit}) as guest:
+    machine = Machine((SLOW, Controller((Namespace(medium=Slow(1.5)),))))
+    environment = {"TARDIS_GUEST_SLOW": pci_addresses(machine.controllers)[1]}
+    filter_ = run("ScenarioSlow.*:GuestSlow.*")
+    with lab.boot(machine, filter_, actions={"limit": limit}, environment=environment) as guest:
         outcome = guest.passed()
     check(
         lab,
@@ -67,6 +70,7 @@ def test_slow_drives(lab):
         "ScenarioSlow.DeletionIsAnsweredLate",
         "ScenarioSlow.LateDataOfARealMedium",
         "ScenarioSlow.ResetWithACommandInFlight",
+        "GuestSlow.CommandsThatTakeTooLongEndInTime",
     )
 
 

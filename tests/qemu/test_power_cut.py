@@ -76,7 +76,7 @@ usleep {microseconds}
 kill -9 $! || {{ cat /tmp/fill; exit 1; }}
 wait
 pages=$(grep "^flushed {chain} " /tmp/progress | tail -n 1 | cut -d ' ' -f 3)
-TARDIS_GUEST_FLUSHED=$TARDIS_GUEST_FLUSHED{comma}{chain}:$pages
+TARDIS_GUEST_FLUSHED=${{TARDIS_GUEST_FLUSHED}}{comma}{chain}:$pages
 {verify} || exit 1
 """
 

@@ -33,7 +33,7 @@ CASES = ("DrivesInUseAreRefused", "DrivesOfTheKernelAreRefused", "WhatIsOnThemIs
 
 def test_drives_of_the_kernel(lab):
     drive = Controller((Namespace(mib=32),))
-    machine = Machine((drive, drive), kernel_driver=True)
+    machine = Machine((drive, drive), kernel_driver=True, vfio=False)
     in_use, of_the_kernel, released = (run(f"ScenarioKernel.{case}") for case in CASES)
     script = SCRIPT.format(in_use=in_use, of_the_kernel=of_the_kernel, released=released)
     with lab.boot(machine, script) as guest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from guest import Machine
-from guest_drives import Controller, Namespace
+from guest_drives import Controller, Namespace, pci_addresses
 from scenarios import check, run, run_without_waiting
 
 DRIVE = Controller((Namespace(block_bytes=4096),), hot_plug=True)
@@ -31,11 +31,12 @@ def test_a_removal_that_is_asked_for(lab, hot_plug):
 
 
 def test_power_off(lab):
-    machine = Machine((DRIVE,), native_hot_plug=True)
-    with lab.boot(machine, run_without_waiting("ScenarioRemoval.PowerOffWhileItWorks")) as guest:
+    """Also a drive that its driver is asked for, and gets back."""
+    machine = Machine((Controller(), DRIVE), native_hot_plug=True)
+    environment = {"TARDIS_GUEST_UNPLUG": pci_addresses(machine.controllers)[1]}
+    with lab.boot(machine, run_without_waiting("GuestUnplug.*"), environment=environment) as guest:
         outcome = guest.passed()
-    check(lab, outcome, "ScenarioRemoval.PowerOffWhileItWorks")
-    lab.notes += [f"{name}: {outcome.value(name)}" for name in ("longest request", "closed after")]
+    check(lab, outcome, "GuestUnplug.KernelAsksForIt", "GuestUnplug.PulledInTheMiddleOfItsWork")
 
 
 def test_one_of_two_drives(lab):

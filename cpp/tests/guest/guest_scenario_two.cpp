@@ -43,6 +43,16 @@ TEST(ScenarioTwo, OneThatGoesIsNothingToTheOther) {
       EXPECT_EQ(spaces[1].fetch(2, 0, kPages), kPages);
     }
   });
+  AlignedBuffer memory(4096);
+  const Timed read = timed("removed, registers read as zeros", [&] {
+    int error = 0;
+    EXPECT_TRUE(within(20, [&] {
+      error = move(*disks[0], Op::kRead, 0, memory.data(), memory.size());
+      return error != 0;
+    })) << "it still reads";
+    return error;
+  });
+  EXPECT_EQ(read.error, ENODEV);
   const Timed gone = timed("removed, its store", [&] {
     EXPECT_TRUE(within(20, [&] { return spaces[0].fetch(1, 0, kPages) == 0; })) << "nobody has noticed";
     return spaces[0].put(200, 0, 1) == 0 ? ENODEV : 0;
