@@ -92,12 +92,13 @@ def merged_counts(guests: list[pathlib.Path], scratch: pathlib.Path) -> pathlib.
 
 
 def executed_lines(build_folder: pathlib.Path, counts: pathlib.Path) -> dict[str, dict[int, int]]:
-    """How often each line of a file of cpp/nvme was executed; lines without code are not there."""
+    """How often each line of a file of cpp/nvme was executed; lines without code are not there.
+
+    What is inline is counted in any of the objects that have it, whichever the linker took.
+    """
     objects = counts / str(build_folder).lstrip("/")
     lines: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for data in sorted(objects.rglob("*.gcda")):
-        if "/nvme/" not in str(data):
-            continue
         notes = (build_folder / data.relative_to(objects)).with_suffix(".gcno")
         shutil.copy(notes, data.with_suffix(".gcno"))
         command = ["gcov", "--json-format", "--stdout", str(data)]

@@ -103,6 +103,7 @@ class Namespace:
 class Controller:
     namespaces: tuple[Namespace, ...] = (Namespace(),)
     hot_plug: bool = False  # behind a port of its own, so that it can be taken out
+    beside: bool = False  # function 1 of the slot of the one before
     options: tuple[str, ...] = ()  # of QEMU's nvme: "mdts=5", "max_ioqpairs=4", ...
 
 
@@ -113,6 +114,8 @@ def pci_addresses(controllers: tuple[Controller, ...]) -> list[str]:
         if controller.hot_plug:
             bus += 1
             addresses.append(f"0000:{bus:02x}:00.0")
+        elif controller.beside:
+            addresses.append(f"0000:00:{FIRST_SLOT + number - 1:02x}.1")
         else:
             addresses.append(f"0000:00:{FIRST_SLOT + number:02x}.0")
     return addresses
@@ -123,7 +126,9 @@ def qemu_arguments(controllers: tuple[Controller, ...], folder: pathlib.Path) ->
     arguments: list[str] = []
     for number, controller in enumerate(controllers):
         name, slot = f"nvme{number}", f"{FIRST_SLOT + number:02x}.0"
-        where = f"addr={slot}"
+        where = f"addr={FIRST_SLOT + number - 1:02x}.1" if controller.beside else f"addr={slot}"
+        if controllers[number + 1 : number + 2] and controllers[number + 1].beside:
+            where += ",multifunction=on"
         if controller.hot_plug:
             arguments += [
                 "-device",

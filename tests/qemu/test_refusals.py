@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from guest import Machine
-from guest_drives import Controller, Namespace
+from guest_drives import Controller, Namespace, Slow
 from scenarios import check, run
 
 SCRIPT = """
@@ -39,4 +39,22 @@ def test_drives_of_the_kernel(lab):
     with lab.boot(machine, script) as guest:
         outcome = guest.passed()
     check(lab, outcome, *(f"ScenarioKernel.{case}" for case in CASES))
+    lab.notes += [line for line in outcome.log.splitlines() if line.startswith("refused: ")]
+
+
+def test_formats_and_neighbours(lab):
+    """Namespaces that the driver cannot use, and controllers that are not alone in their IOMMU group."""
+    formats = Controller(
+        (
+            Namespace(mib=32),
+            Namespace(mib=32, options=("ms=8",)),
+            Namespace(mib=32, options=("ms=8", "pi=1")),
+            Namespace(mib=32, block_bytes=2048),
+        )
+    )
+    drive = Controller((Namespace(mib=32, medium=Slow(0)),))
+    machine = Machine((formats, drive, Controller((Namespace(mib=32),), beside=True)), kernel_driver=True)
+    with lab.boot(machine, run("ScenarioFormats.*")) as guest:
+        outcome = guest.passed()
+    check(lab, outcome, "ScenarioFormats.WhatCannotBeDrivenIsLeftOut", "ScenarioFormats.NeighboursOfAnIommuGroup")
     lab.notes += [line for line in outcome.log.splitlines() if line.startswith("refused: ")]

@@ -14,13 +14,17 @@ using namespace tardis::testing;
 TEST(ScenarioTwo, OneThatGoesIsNothingToTheOther) {
   const auto addresses = guest_controllers();
   ASSERT_EQ(addresses.size(), 2u);
+  std::vector<std::shared_ptr<VfioController>> controllers;
   std::vector<std::shared_ptr<RawNamespace>> disks;
   std::vector<std::unique_ptr<Store>> stores;
   std::vector<Space> spaces;
   for (std::size_t i = 0; i < 2; ++i) {
     const std::string home = setting("TARDIS_GUEST_FOLDER") + "/" + std::to_string(i);
     std::filesystem::create_directories(home);
-    auto disk = open_vfio_namespace(addresses[i], 1, guest_options());
+    auto controller = VfioController::open(addresses[i], guest_options());
+    ASSERT_TRUE(controller) << controller.error().message;
+    controllers.push_back(*controller);
+    auto disk = (*controller)->open_namespace(1);
     ASSERT_TRUE(disk) << disk.error().message;
     disks.push_back(*disk);
     stores.push_back(open_store(home, small_store(8), true, on(*disk)));
@@ -61,6 +65,11 @@ TEST(ScenarioTwo, OneThatGoesIsNothingToTheOther) {
   other.join();
   EXPECT_EQ(stats_of(*stores[1]).paths_out, 0u);
   EXPECT_TRUE(stores[1]->close());
+  EXPECT_NE(controllers[0]->driver()->report().find("GONE"), std::string::npos);
+  const auto again = Driver::open(controllers[0]->window(), controllers[0]->mapper(), guest_options().driver);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().os_error, ENODEV) << again.error().message;
+  EXPECT_FALSE(controllers[0]->device().set_bus_mastering(false));
   const Timed closed = timed("removed, its store is closed", [&] { return stores[0]->close() ? 0 : EIO; });
   EXPECT_LT(closed.ms, 10'000);
 }
