@@ -34,6 +34,8 @@ std::string name_of(const SubmissionEntry& command) {
       return "Get Features";
     case AdminOpcode::kAsyncEvent:
       return "Asynchronous Event Request";
+    case AdminOpcode::kDoorbellBufferConfig:
+      return "Doorbell Buffer Config";
   }
   return "admin command " + std::to_string(command.opcode);
 }

@@ -73,6 +73,15 @@ Status Driver::start() {
   if (!found) return found.error();
   namespaces_ = std::move(*found);
 
+  // The rings of an owner outside have no shadows, and a controller that has them looks at nothing else.
+  const bool room = cq_head_doorbell(options_.queues, controller_.doorbell_stride) + 4 - kRegDoorbells <= kPageBytes;
+  if (options_.shadow_doorbells && controller_.shadow_doorbells && options_.external_queues == 0 && room) {
+    auto memory = DmaMemory::allocate(mapper_, 2 * kPageBytes);
+    if (!memory) return memory.error();
+    shadow_ = std::move(*memory);
+    if (auto set = configure_shadows(); !set) return set;
+  }
+
   IoQueueShape shape;
   shape.entries = std::min(options_.queue_entries, controller_.max_queue_entries);
   shape.commands = std::min(shape.entries - 1, controller_.most_commands);
@@ -82,7 +91,8 @@ Status Driver::start() {
       std::min<std::uint64_t>({options_.bounce_bytes, kMostBounceBytes, controller_.max_transfer_bytes}) / kPageBytes *
       kPageBytes);
   for (std::uint32_t i = 0; i < std::min(options_.queues, granted_queues_); ++i) {
-    auto queue = IoQueue::create(mapper_, window_, static_cast<std::uint16_t>(i + 1), shape);
+    const auto id = static_cast<std::uint16_t>(i + 1);
+    auto queue = IoQueue::create(mapper_, window_, id, shape, shadows_of(id));
     if (!queue) return queue.error();
     // First: if only half of it is created, its memory must stay until the controller is off.
     queues_.push_back(std::move(*queue));
@@ -227,6 +237,7 @@ std::string Driver::report() const {
     text += ", " + bytes_text(controller_.max_transfer_bytes) + " a command";
   }
   text += controller_.volatile_cache ? ", volatile cache" : ", no volatile cache";
+  if (shadow_.bytes() != 0) text += ", doorbells in memory";
   const std::uint64_t registered = registered_.bytes();
   text += registered != 0 ? ", zero copy of " + bytes_text(registered) + " registered memory" : ", bounce buffers";
   switch (state_.load()) {

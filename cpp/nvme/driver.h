@@ -35,6 +35,8 @@ struct DriverOptions {
   bool zero_copy = true;  // registered memory is named to the controller; needs a mapper whose unmap() ends access
   bool use_sgl = true;    // where the controller has them
   bool split_at_boundary = true;  // NOIOB
+  // Where the controller reads doorbells from memory (virtual ones do), and no queue is for an owner outside.
+  bool shadow_doorbells = true;
   std::vector<Quirk> quirks;
 
   // All in milliseconds. A command's time, then what each step of the recovery may take.
@@ -171,6 +173,9 @@ class Driver {
   Result<AdminReply> admin(const SubmissionEntry& command);
   static Status answered(const Result<AdminReply>& reply, const std::string& what);  // and with success
   Status create_queue(IoQueue& queue);
+  // Gives the controller the shadows of the doorbells, if there are any; before its queues are made.
+  Status configure_shadows();
+  QueueShadows shadows_of(std::uint16_t id);
   Result<AdminReply> create_completion_queue(std::uint16_t id, std::uint32_t entries, std::uint64_t address);
   Result<AdminReply> create_submission_queue(std::uint16_t id, std::uint32_t entries, std::uint64_t address);
   Status delete_submission_queue(std::uint16_t id);
@@ -205,6 +210,7 @@ class Driver {
   HostMemory host_memory_;
   RegisteredMemory registered_;
   std::unique_ptr<AdminQueue> admin_;
+  DmaMemory shadow_;  // doorbells in memory, a page, and the controller's page of events; none: they are not used
   std::vector<std::unique_ptr<IoQueue>> queues_;
   ControllerInfo controller_;
   std::vector<NamespaceInfo> namespaces_;

@@ -88,6 +88,7 @@ Result<ControllerInfo> read_controller(const IdentifyController& data, Capabilit
     if (applies(quirk, info) && (quirk.flags & Quirk::kDoNotUseSgl) != 0) info.sgl = SglRule::kNone;
   }
 
+  info.shadow_doorbells = (data.oacs & kOacsDoorbellBuffer) != 0;
   info.volatile_cache = (data.volatile_cache & 1) != 0;
   info.shutdown_ms = std::min(data.rtd3_entry_us / 1000 + (data.rtd3_entry_us % 1000 != 0), kMostShutdownMs);
   for (std::size_t i = 0; i < 3; ++i) info.retry_delay_ms[i + 1] = data.retry_delay_100ms[i] * 100u;

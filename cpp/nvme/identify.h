@@ -37,6 +37,7 @@ struct ControllerInfo {
   std::uint32_t most_commands = kMaxQueueEntries - 1;  // MAXCMD: of one queue
   std::uint32_t max_queue_entries = 0;                 // CAP.MQES
   std::uint32_t doorbell_stride = 0;                   // CAP.DSTRD
+  bool shadow_doorbells = false;                       // OACS: it reads doorbells from memory
   bool operator==(const ControllerInfo&) const = default;
 };
 

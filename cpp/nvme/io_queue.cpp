@@ -11,7 +11,7 @@ constexpr std::size_t whole_pages(std::size_t bytes) { return (bytes + kPageByte
 }  // namespace
 
 Result<std::unique_ptr<IoQueue>> IoQueue::create(DmaMapper& mapper, RegisterWindow& window, std::uint16_t id,
-                                                 const IoQueueShape& shape) {
+                                                 const IoQueueShape& shape, const QueueShadows& shadows) {
   const std::uint32_t tail = sq_tail_doorbell(id, shape.doorbell_stride);
   const std::uint32_t head = cq_head_doorbell(id, shape.doorbell_stride);
   if (head + 4 > window.bytes()) {
@@ -38,6 +38,8 @@ Result<std::unique_ptr<IoQueue>> IoQueue::create(DmaMapper& mapper, RegisterWind
       .cq_entries = shape.entries,
       .max_commands = shape.commands,
       .sq_id = id,
+      .sq_tail_shadow = shadows.sq_tail,
+      .cq_head_shadow = shadows.cq_head,
   });
   return queue;
 }

@@ -41,10 +41,15 @@ struct IoQueueShape {
   std::uint32_t bounce_bytes = 0;  // of each: whole pages
 };
 
+struct QueueShadows {
+  ShadowDoorbell sq_tail{}, cq_head{};
+};
+
 class IoQueue {
  public:
+  // `shadows` stay as long as the queue is used.
   static Result<std::unique_ptr<IoQueue>> create(DmaMapper& mapper, RegisterWindow& window, std::uint16_t id,
-                                                 const IoQueueShape& shape);
+                                                 const IoQueueShape& shape, const QueueShadows& shadows);
 
   std::uint16_t id() const { return id_; }
   std::uint32_t commands() const { return shape_.commands; }

@@ -67,6 +67,22 @@ TARDIS_HD inline void store_doorbell(volatile std::uint32_t* doorbell, std::uint
 #endif
 }
 
+#if !defined(__CUDA_ARCH__)
+// A doorbell in memory. Forbids that an earlier load or store is done after it, as store_doorbell() does, and that a
+// later load is done before it: either the controller finds this value when it looks once more, or this thread finds
+// that it has asked to be told.
+inline void store_shadow(volatile std::uint32_t* shadow, std::uint32_t value) {
+#if defined(__aarch64__)
+  asm volatile("dmb osh" ::: "memory");  // a release store orders for other cores only, not for a device
+#endif
+  __atomic_store_n(shadow, value, __ATOMIC_RELEASE);
+#if defined(__aarch64__)
+  asm volatile("dmb osh" ::: "memory");
+#endif
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+#endif
+
 // Between two polls.
 TARDIS_HD inline void relax() {
 #if defined(__CUDA_ARCH__)

@@ -59,6 +59,13 @@ struct CommandSlot {
 };
 static_assert(sizeof(CommandSlot) == 24);
 
+// A doorbell in memory, which a controller looks at while it works (5.2.5), and the value beyond which it wants to be
+// told by the doorbell itself.
+struct ShadowDoorbell {
+  volatile std::uint32_t* value;
+  volatile std::uint32_t* event;  // written by the controller
+};
+
 // Owned by the caller, and in place as long as the queue pair is used.
 struct QueueMemory {
   SubmissionEntry* sq;              // sq_bytes(), where the controller reads
@@ -69,6 +76,7 @@ struct QueueMemory {
   std::uint32_t sq_entries, cq_entries;  // 2 to 65536 each, any number
   std::uint32_t max_commands;            // outstanding at once: 1 to cq_entries - 1, so that the queue cannot overflow
   std::uint16_t sq_id;                   // that completions name
+  ShadowDoorbell sq_tail_shadow{}, cq_head_shadow{};  // null: the controller reads none. Used by host threads alone
 };
 
 struct Completion {
@@ -115,7 +123,8 @@ class QueuePair {
   // Copies the entry into the ring under a new command identifier, which it returns; the controller does not see it
   // before ring(). kNoCommandId if !can_submit(). `tag` comes back with the completion.
   TARDIS_HD std::uint16_t submit(const SubmissionEntry& entry, std::uint64_t tag);
-  // Gives the controller all that was submitted since the last call, with one store to the tail doorbell; acknowledges
+  // Gives the controller all that was submitted since the last call, with one store to the tail doorbell, or to its
+  // shadow if that does; acknowledges
   // first if completions might not find room otherwise. False, and no store, if there is nothing to give or the queue
   // is suspect.
   TARDIS_HD bool ring();
@@ -179,6 +188,9 @@ class QueuePair {
             slot.state == CommandSlot::State::kQuarantined};
   }
 
+  // Tells the controller that a doorbell went from one value to another.
+  TARDIS_HD static void tell(volatile std::uint32_t* doorbell, const ShadowDoorbell& shadow, std::uint32_t before,
+                             std::uint32_t now);
   TARDIS_HD void start();
   TARDIS_HD void append(List& list, std::uint16_t index, CommandSlot::State state);
   TARDIS_HD void remove(List& list, std::uint16_t index);
@@ -220,6 +232,14 @@ TARDIS_HD inline QueuePair::QueuePair(const QueueMemory& memory) : memory_(memor
 }
 
 TARDIS_HD inline void QueuePair::start() {
+#if !defined(__CUDA_ARCH__)
+  const ShadowDoorbell shadows[] = {memory_.sq_tail_shadow, memory_.cq_head_shadow};
+  for (const ShadowDoorbell& shadow : shadows) {
+    if (shadow.value == nullptr) continue;
+    store_shared(shadow.value, 0);
+    store_shared(shadow.event, 0);
+  }
+#endif
   auto* const words = reinterpret_cast<volatile std::uint32_t*>(memory_.cq);
   for (std::uint32_t i = 0; i < memory_.cq_entries * (sizeof(CompletionEntry) / 4); ++i) store_shared(words + i, 0);
   tail_ = rung_ = submitted_ = sq_head_ = cq_head_ = returned_ = 0;
@@ -283,9 +303,23 @@ TARDIS_HD inline bool QueuePair::ring() {
   }
   const std::uint32_t taken = distance(returned_, cq_head_, memory_.cq_entries);
   if (outstanding() + taken >= memory_.cq_entries) acknowledge();
+  const std::uint32_t before = rung_;
   rung_ = tail_;
-  store_doorbell(memory_.sq_tail, rung_);
+  tell(memory_.sq_tail, memory_.sq_tail_shadow, before, rung_);
   return true;
+}
+
+TARDIS_HD inline void QueuePair::tell(volatile std::uint32_t* doorbell, const ShadowDoorbell& shadow,
+                                      std::uint32_t before, std::uint32_t now) {
+#if !defined(__CUDA_ARCH__)
+  if (shadow.value != nullptr) {
+    store_shadow(shadow.value, now);
+    // All modulo 2^16, as the event is.
+    const std::uint32_t event = load_shared(shadow.event);
+    if (static_cast<std::uint16_t>(now - event - 1) >= static_cast<std::uint16_t>(now - before)) return;
+  }
+#endif
+  store_doorbell(doorbell, now);
 }
 
 TARDIS_HD inline QueueFault QueuePair::judge(const CompletionEntry& entry) const {
@@ -359,8 +393,9 @@ TARDIS_HD PollResult QueuePair::wait(Completion& out, std::uint64_t deadline, Cl
 
 TARDIS_HD inline bool QueuePair::acknowledge() {
   if (returned_ == cq_head_) return false;
+  const std::uint32_t before = returned_;
   returned_ = cq_head_;
-  store_doorbell(memory_.cq_head, returned_);
+  tell(memory_.cq_head, memory_.cq_head_shadow, before, returned_);
   return true;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Admin commands of a driver: those that make and delete queues, and what becomes of the answers.
 #include <cerrno>
+#include <cstring>
 
 #include "nvme/command_error.h"
 #include "nvme/driver.h"
@@ -39,6 +40,25 @@ Status Driver::create_queue(IoQueue& queue) {
   }
   return answered(create_submission_queue(queue.id(), queue.entries(), queue.submission_address()),
                   "Create I/O Submission Queue");
+}
+
+Status Driver::configure_shadows() {
+  if (!shadow_.mapped()) return {};
+  std::memset(shadow_.data(), 0, shadow_.bytes());
+  SubmissionEntry command{};
+  command.opcode = static_cast<std::uint8_t>(AdminOpcode::kDoorbellBufferConfig);
+  command.prp = {shadow_.address(), shadow_.address() + kPageBytes};
+  return answered(admin(command), "Doorbell Buffer Config (the option shadow_doorbells does without)");
+}
+
+QueueShadows Driver::shadows_of(std::uint16_t id) {
+  if (!shadow_.mapped()) return {};
+  const auto at = [this](std::uint32_t doorbell) {
+    const std::uint32_t offset = doorbell - kRegDoorbells;
+    return ShadowDoorbell{reinterpret_cast<volatile std::uint32_t*>(shadow_.data() + offset),
+                          reinterpret_cast<volatile std::uint32_t*>(shadow_.data() + kPageBytes + offset)};
+  };
+  return {at(sq_tail_doorbell(id, controller_.doorbell_stride)), at(cq_head_doorbell(id, controller_.doorbell_stride))};
 }
 
 Result<AdminReply> Driver::create_completion_queue(std::uint16_t id, std::uint32_t entries, std::uint64_t address) {

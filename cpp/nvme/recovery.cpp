@@ -106,6 +106,7 @@ Status Driver::reset_locked() {
     for (const auto& queue : queues_) queue->restart_held();
     result = start_controller();
     if (result) result = check_unchanged();
+    if (result) result = configure_shadows();
     for (const auto& queue : queues_) {
       if (result) result = create_queue(*queue);
     }
@@ -139,6 +140,7 @@ void Driver::give_up_held(DriverState state, bool stopped) {
     std::abort();
   }
   for (const auto& queue : queues_) (void)queue->close_held();  // what cannot be unmapped is never freed
+  (void)shadow_.revoke();
   (void)admin_->revoke();
 }
 

@@ -117,6 +117,7 @@ enum class AdminOpcode : std::uint8_t {
   kSetFeatures = 0x09,
   kGetFeatures = 0x0a,
   kAsyncEvent = 0x0c,
+  kDoorbellBufferConfig = 0x7c,
 };
 enum class IoOpcode : std::uint8_t {  // NVM-CS 3.3
   kFlush = 0x00,
@@ -310,6 +311,8 @@ static_assert(sizeof(IdentifyController) == kIdentifyBytes && offsetof(IdentifyC
               offsetof(IdentifyController, namespaces) == 516 && offsetof(IdentifyController, volatile_cache) == 525 &&
               offsetof(IdentifyController, awun) == 526 && offsetof(IdentifyController, sgls) == 536 &&
               offsetof(IdentifyController, subsystem) == 768 && offsetof(IdentifyController, sgl_blocks) == 1803);
+
+enum OptionalAdmin : std::uint16_t { kOacsDoorbellBuffer = 1u << 8 };
 
 enum SglSupport : std::uint32_t {
   kSglMask = 3,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from guest import Machine
 from guest_drives import Controller, Namespace
@@ -47,3 +49,14 @@ def test_other_iommus(lab, iommu):
         outcome = guest.passed()
     passed, skipped = note(lab, outcome)
     assert len(passed) >= 10 and not skipped, outcome.log
+
+
+def test_transfers_of_any_length(lab):
+    """Several MiB with chains of lists, on a controller that bounds none."""
+    machine = Machine((Controller((SMALL_BLOCKS, LARGE_BLOCKS), options=("mdts=0",)),))
+    with lab.boot(machine, run("GuestVectors.Prp*")) as guest:
+        outcome = guest.passed()
+    note(lab, outcome)
+    assert sorted(outcome.cases("OK")) == ["GuestVectors.Prp", "GuestVectors.PrpTable"], outcome.log
+    moved = re.findall(r"(\d+) PRP vectors moved", outcome.log)
+    assert len(moved) == 2 and all(int(count) >= 24 for count in moved), outcome.log

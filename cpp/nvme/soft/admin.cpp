@@ -55,6 +55,8 @@ bool SoftAdmin::execute(SoftCommand& command) {
       return now(get_features(command));
     case AdminOpcode::kAsyncEvent:
       return async_event(command);
+    case AdminOpcode::kDoorbellBufferConfig:
+      break;  // Identify says that there are none
   }
   return now(Blame{core_.log(), 0, entry}.refuse(kScInvalidOpcode, ViolationKind::kOpcode,
                                                  "admin opcode " + hex_address(entry.opcode) + " is not supported"));

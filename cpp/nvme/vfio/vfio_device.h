@@ -33,7 +33,8 @@ class VfioDevice {
   bool can_reset() const { return can_reset_; }
   static constexpr std::chrono::seconds kResetWait{10};
 
-  // MSI-X vectors [0, size) signal these eventfds from now on; none: no vector is enabled.
+  // MSI-X vectors [0, size) signal these eventfds from now on; none: no vector is enabled. The driver polls and needs
+  // none. Queues that are made while interrupts are off may never interrupt (QEMU's do not).
   Status set_vectors(std::span<const int> eventfds);
   std::uint32_t vectors() const { return vectors_; }
 

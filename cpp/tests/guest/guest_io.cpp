@@ -93,16 +93,21 @@ TEST_F(GuestIo, EveryWayOfNamingMemory) {
   }
 }
 
-TEST_F(GuestIo, QueuesOfAllLengthsWrap) {
+class GuestDoorbells : public Guest, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(GuestDoorbells, QueuesOfAllLengthsWrap) {
   for (const std::uint32_t entries : {2u, 3u, 5u, 64u, 1024u, 2048u}) {
     SCOPED_TRACE(std::to_string(entries) + " entries");
     VfioOptions options = guest_options();
     options.driver.queues = 1;
     options.driver.queue_entries = entries;
+    options.driver.shadow_doorbells = GetParam();
     if (guest_way() == VfioWay::kWithoutIommu && entries > 64) continue;  // no huge page holds its lists
     auto controller = open(options);
     ASSERT_NE(controller, nullptr);
     EXPECT_EQ(controller->driver()->queue_depth(), entries - 1);
+    EXPECT_EQ(controller->driver()->report().find("doorbells in memory") != std::string::npos,
+              GetParam() && controller->driver()->controller().shadow_doorbells);
     auto space = space_of(controller, 1);
     const std::uint32_t block = space->block_bytes();
     const std::uint64_t blocks = std::max<std::uint64_t>(500, entries + entries / 2);
@@ -128,8 +133,24 @@ TEST_F(GuestIo, QueuesOfAllLengthsWrap) {
   }
 }
 
-TEST_F(GuestIo, SeveralThreadsShareTheQueues) {
-  auto controller = open();
+TEST_P(GuestDoorbells, SurviveAReset) {
+  VfioOptions options = guest_options();
+  options.driver.shadow_doorbells = GetParam();
+  auto controller = open(options);
+  ASSERT_NE(controller, nullptr);
+  auto space = space_of(controller, 1);
+  std::vector<std::byte> data(64 << 10);
+  for (int round = 0; round < 20; ++round) {
+    for (int i = 0; i < 7; ++i) EXPECT_EQ(move(*space, Op::kRead, 0, data.data(), data.size()), 0);
+    EXPECT_TRUE(controller->driver()->reset());
+  }
+  EXPECT_EQ(controller->driver()->counters().timeouts, 0u);
+}
+
+TEST_P(GuestDoorbells, SeveralThreadsShareTheQueues) {
+  VfioOptions options = guest_options();
+  options.driver.shadow_doorbells = GetParam();
+  auto controller = open(options);
   ASSERT_NE(controller, nullptr);
   auto space = space_of(controller, 1);
   std::vector<std::thread> threads;
@@ -147,6 +168,9 @@ TEST_F(GuestIo, SeveralThreadsShareTheQueues) {
   }
   for (std::thread& thread : threads) thread.join();
 }
+
+INSTANTIATE_TEST_SUITE_P(, GuestDoorbells, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "InMemory" : "InRegisters"; });
 
 TEST_F(GuestIo, LargeRequestsAreCutWhereTheControllerSays) {
   VfioOptions options = guest_options();

@@ -94,6 +94,8 @@ class Disk {
   std::uint64_t seed_ = 0;
 };
 
+constexpr std::size_t kQemuPieces = 1024;  // pages of one command (IOV_MAX), however long it may be
+
 // Where QEMU's model, which this suite runs on, answers otherwise than the specification wants. None of it is anything
 // that the driver makes.
 std::optional<std::uint16_t> qemu_deviates(const std::string& name) {
@@ -127,7 +129,8 @@ class GuestVectors : public Guest {
 };
 
 TEST_F(GuestVectors, Prp) {
-  on_every_namespace([](Disk& disk) {
+  const bool qemu = controller->driver()->controller().model.starts_with("QEMU");
+  on_every_namespace([qemu](Disk& disk) {
     int moved = 0, refused = 0;
     for (const Vector& vector : read_vectors("nvme_prp_vectors.txt")) {
       if (vector.kind != "build" && vector.kind != "walk") continue;
@@ -138,8 +141,12 @@ TEST_F(GuestVectors, Prp) {
       const PrpPair pointer{vector.value("prp1"), vector.value("prp2")};
       std::vector<Piece> pieces;
       naive_pieces(AddressRule(vector.text("pages")), pointer.prp1 % kPageBytes, vector.value("length"), pieces);
-      const std::uint16_t answer =
-          disk.transfer(pages, pieces, vector.value("length"), [&](SubmissionEntry& entry) { entry.prp = pointer; });
+      const auto set = [&](SubmissionEntry& entry) { entry.prp = pointer; };
+      if (qemu && pieces.size() > kQemuPieces) {
+        EXPECT_EQ(disk.by_hand(Op::kWrite, vector.value("length"), set), kScInternal) << "QEMU deviates no more";
+        continue;
+      }
+      const std::uint16_t answer = disk.transfer(pages, pieces, vector.value("length"), set);
       if (vector.kind == "build") {
         EXPECT_EQ(answer, kScSuccess);
       } else {
