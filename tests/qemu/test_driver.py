@@ -19,7 +19,7 @@ MACHINES = {
 }
 # These have machines of their own: test_faults.py, test_removal.py, test_power_cut.py, test_refusals.py.
 ELSEWHERE = ("Scenario*", "GuestSlow.*", "GuestUnplug.*")
-LEAST_CASES = 25
+LEAST_CASES = 40
 
 # Cases that an IOMMU could go wrong with.
 IOMMUS = {
