@@ -34,6 +34,7 @@ class Scenarios:
 
     def wait(self, item: pytest.Function) -> None:
         self._results[item.nodeid].result()
+        self.labs[item.nodeid].remove_images()  # after a failure they stay, for whoever looks into it
 
     def close(self) -> None:
         self.bench.close()

@@ -103,6 +103,11 @@ class Lab:
         subprocess.run([mke2fs, "-q", "-F", "-t", "ext4", image], check=True)
         return image
 
+    def remove_images(self) -> None:
+        for pattern in ("*.img", "*.qcow2"):
+            for image in self.folder.glob(pattern):
+                image.unlink()
+
     @contextmanager
     def boot(
         self,
