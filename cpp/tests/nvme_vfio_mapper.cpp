@@ -229,11 +229,10 @@ TEST(NvmeVfioMapper, DriverMemoryIsMapped) {
 TEST(NvmeVfioMapper, PhysicalAddressesAreToldOrTheReasonIs) {
   std::vector<std::byte> memory(64);
   const auto address = physical_address(memory.data(), memory.size());
-  if (!address) {
-    EXPECT_NE(address.error().message.find("expected"), std::string::npos) << address.error().message;
-  } else {
-    EXPECT_EQ(*address % 4096, reinterpret_cast<std::uintptr_t>(memory.data()) % 4096);
-  }
+  ASSERT_FALSE(address) << "memory that the kernel may move";
+  EXPECT_TRUE(address.error().message.find("huge pages") != std::string::npos ||
+              address.error().message.find("root") != std::string::npos)
+      << address.error().message;
   PhysicalMapper mapper;
   auto pages = mapper.allocate(4096);
   if (!pages) {

@@ -110,7 +110,9 @@ Result<VfioOpened> open_device_file(const PciDevice& device, const SystemPaths& 
   bind.argsz = sizeof bind;
   bind.iommufd = files->container.get();
   if (::ioctl(files->device.get(), VFIO_DEVICE_BIND_IOMMUFD, &bind) != 0) {
-    return errno_error(errno, "PCI device " + device.address.text() + ": VFIO_DEVICE_BIND_IOMMUFD");
+    const int error = errno == EINVAL ? EBUSY : errno;  // that is how a second opener is told
+    return errno_error(error, "PCI device " + device.address.text() +
+                                  ": VFIO_DEVICE_BIND_IOMMUFD (expected a drive that no other process has)");
   }
   iommu_ioas_alloc space{};
   space.size = sizeof space;

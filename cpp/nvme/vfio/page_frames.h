@@ -9,9 +9,8 @@
 
 namespace tardis::nvme {
 
-// Where the pages of this process are in the memory of the machine. Only root is told. An error if they are not side by
-// side, or not there yet: touch them first.
-Result<std::uint64_t> physical_address(const void* memory, std::size_t bytes,
-                                       const std::string& pagemap = "/proc/self/pagemap");
+// Where huge pages of this process are in the memory of the machine. Only root is told. An error if the pages are not
+// side by side, not there yet (touch them first), or not huge: the kernel moves others as it likes.
+Result<std::uint64_t> physical_address(const void* memory, std::size_t bytes, const std::string& proc = "/proc");
 
 }  // namespace tardis::nvme
