@@ -15,6 +15,7 @@ beside a forward        a load while a stream waits for each layer, then does wh
                         tokens; when that has ended
 beside kernels          a load while kernels fill every SM, on a stream of the highest priority and of theirs; how much
                         of the load's time the kernels lose
+small copy      when one of another stream, behind a load by copy engines, is there: what a forward's inputs meet
 
 No drive takes part: the store's files lie in --shared (a tmpfs, unless told otherwise), and threads of the host (the
 software controller's) work for every command, which with a drive none would.
@@ -37,7 +38,7 @@ from common import (
     run_program,
 )
 
-BENCH, CHECK = "tardis_gpu_load_bench", "tardis_gpu_load_check"
+BENCH, CHECK, SMALL = "tardis_gpu_load_bench", "tardis_gpu_load_check", "tardis_gpu_small_copy_bench"
 SKIPPED = 77
 
 
@@ -56,7 +57,8 @@ def main() -> int:
     status = run_check(
         report, "loads and offloads", "words compared", "loads", program.with_name(CHECK), str(loads), shared
     )
-    status = status or run_program([program, shared, *counts], lambda row: add_program_row(report, row))
+    for command in ([program, shared, *counts], [program.with_name(SMALL)]):
+        status = status or run_program(command, lambda row: add_program_row(report, row))
     if status == SKIPPED:
         print("no GPU here: nothing was measured")
     return status
