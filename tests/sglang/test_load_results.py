@@ -102,7 +102,7 @@ class Server:
 def test_the_linker_hears_what_a_batch_computes():
     server, heard = Server(), []
     server.linker.expect_tokens = heard.append
-    reqs = [request("a", extend_len=64), request("b", extend_len=8192)]
+    reqs = [request("a", extend_len=64), request("b", extend_input_len=8192), request("c")]
     for cache in (server.cache, SimpleNamespace(linker=None), SimpleNamespace()):
         assert load_results.new_batch(None, reqs, None, None, cache, None, True) is None
     assert heard == [8256]

@@ -289,7 +289,12 @@ def new_batch(cls, reqs, req_to_token_pool, token_to_kv_pool_allocator, tree_cac
     """ScheduleBatch.init_new, just before the loads of a batch that extends are started."""
     results = LoadResults.of(tree_cache)
     if results is not None:
-        results.expect_tokens(sum(req.extend_len for req in reqs))
+        results.expect_tokens(sum(_extends_by(req) for req in reqs))
+
+
+def _extends_by(req: Any) -> int:
+    # Before 0.5.23 it is a field of another name.
+    return getattr(req, "extend_len", None) or getattr(req, "extend_input_len", None) or 0
 
 
 def run_batch(original, self, batch, *args, **kwargs):
