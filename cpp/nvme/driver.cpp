@@ -74,7 +74,7 @@ Status Driver::start() {
   namespaces_ = std::move(*found);
 
   // The rings of an owner outside have no shadows, and a controller that has them looks at nothing else.
-  const bool room = cq_head_doorbell(options_.queues, controller_.doorbell_stride) + 4 - kRegDoorbells <= kPageBytes;
+  const bool room = doorbells_end(options_.queues, controller_.doorbell_stride) - kRegDoorbells <= kPageBytes;
   if (options_.shadow_doorbells && controller_.shadow_doorbells && options_.external_queues == 0 && room) {
     auto memory = DmaMemory::allocate(mapper_, 2 * kPageBytes);
     if (!memory) return memory.error();

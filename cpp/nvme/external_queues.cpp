@@ -33,7 +33,7 @@ Result<ExternalQueue> Driver::open_external(MemoryProvider& provider, const Exte
   }
   const std::uint32_t tail = sq_tail_doorbell(id, controller_.doorbell_stride);
   const std::uint32_t head = cq_head_doorbell(id, controller_.doorbell_stride);
-  if (head + 4 > window_.bytes()) {
+  if (doorbells_end(id, controller_.doorbell_stride) > window_.bytes()) {
     return Error{Code::kInternal, "external NVMe queue " + std::to_string(id) + ": its doorbells are beyond the " +
                                       std::to_string(window_.bytes()) + " bytes of the register window"};
   }

@@ -14,10 +14,11 @@ Result<std::unique_ptr<IoQueue>> IoQueue::create(DmaMapper& mapper, RegisterWind
                                                  const IoQueueShape& shape, const QueueShadows& shadows) {
   const std::uint32_t tail = sq_tail_doorbell(id, shape.doorbell_stride);
   const std::uint32_t head = cq_head_doorbell(id, shape.doorbell_stride);
-  if (head + 4 > window.bytes()) {
+  if (const std::uint64_t end = doorbells_end(id, shape.doorbell_stride); end > window.bytes()) {
     return Error{Code::kInternal, "NVMe queue " + std::to_string(id) + ": expected its doorbells within the " +
-                                      std::to_string(window.bytes()) + " bytes of the register window, found them at " +
-                                      std::to_string(head) + "; ask for fewer queues"};
+                                      std::to_string(window.bytes()) +
+                                      " bytes of the register window, found their end at " + std::to_string(end) +
+                                      "; ask for fewer queues"};
   }
   std::unique_ptr<IoQueue> queue(new IoQueue(window, id, shape));
   queue->sq_offset_ = whole_pages(QueuePair::cq_bytes(shape.entries));

@@ -43,7 +43,12 @@ TARDIS_HD constexpr std::uint32_t sq_tail_doorbell(std::uint32_t queue, std::uin
 TARDIS_HD constexpr std::uint32_t cq_head_doorbell(std::uint32_t queue, std::uint32_t stride) {
   return kRegDoorbells + (2 * queue + 1) * (4u << stride);
 }
-static_assert(sq_tail_doorbell(17, 0) == 0x1088 && cq_head_doorbell(17, 0) == 0x108c);
+// Behind both of a queue. Those of high queues and strides have no offset of 32 bits: only where this is within the
+// window are the two above true.
+TARDIS_HD constexpr std::uint64_t doorbells_end(std::uint32_t queue, std::uint32_t stride) {
+  return kRegDoorbells + (2 * std::uint64_t{queue} + 1) * (std::uint64_t{4} << stride) + 4;
+}
+static_assert(sq_tail_doorbell(17, 0) == 0x1088 && cq_head_doorbell(17, 0) == 0x108c && doorbells_end(17, 0) == 0x1090);
 
 // CAP (3.1.4.1)
 struct Capabilities {
