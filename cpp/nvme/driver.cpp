@@ -128,6 +128,12 @@ Result<std::vector<NamespaceInfo>> Driver::find_namespaces(std::vector<std::stri
   if (auto ok = answered(reply, "Identify (active namespaces)"); !ok) return ok.error();
   std::vector<NamespaceInfo> found;
   for (const std::uint32_t id : read_namespace_list(list)) {
+    auto fits = find_command_set(id);
+    if (!fits && fits.error().code != Code::kUnsupportedFormat) return fits.error();
+    if (!fits) {
+      refused.push_back(fits.error().message);
+      continue;
+    }
     IdentifyNamespace data;
     reply = admin_->execute(identify(kCnsNamespace, id), options_.admin_timeout_ms,
                             std::as_writable_bytes(std::span(&data, 1)));
@@ -140,6 +146,15 @@ Result<std::vector<NamespaceInfo>> Driver::find_namespaces(std::vector<std::stri
     }
   }
   return found;
+}
+
+// Only where there can be another than NVM: older controllers need not know the question.
+Status Driver::find_command_set(std::uint32_t id) {
+  if (!registers_.capabilities().command_sets()) return {};
+  std::array<std::byte, kIdentifyBytes> descriptors{};
+  auto reply = admin_->execute(identify(kCnsDescriptors, id), options_.admin_timeout_ms, descriptors);
+  if (auto ok = answered(reply, "Identify (namespace descriptors)"); !ok) return ok;
+  return check_command_set(id, descriptors, controller_);
 }
 
 const NamespaceInfo* Driver::find_namespace(std::uint32_t id) const {

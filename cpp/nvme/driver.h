@@ -164,6 +164,7 @@ class Driver {
   Status start_controller();
   Status identify_controller(ControllerInfo& info);
   Result<std::vector<NamespaceInfo>> find_namespaces(std::vector<std::string>& refused);
+  Status find_command_set(std::uint32_t id);  // kUnsupportedFormat: not one that this driver has
   Status request_queues(std::uint32_t& granted);
   Status check_unchanged();
   IoQueue& acquire();

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <limits>
+#include <optional>
 
 namespace tardis::nvme {
 namespace {
@@ -20,6 +22,38 @@ std::string text_of(const char (&field)[N]) {
   for (const char c : field) text.push_back(c >= 0x20 && c < 0x7f ? c : ' ');
   text.resize(text.find_last_not_of(' ') + 1);
   return text;
+}
+
+std::string who_of(std::uint32_t id, const ControllerInfo& controller) {
+  return "NVMe namespace " + std::to_string(id) + " of '" + controller.model + "'";
+}
+
+// What the first descriptor of that type says, as far as the list can be believed.
+std::optional<std::uint8_t> command_set_in(std::span<const std::byte> descriptors) {
+  NamespaceDescriptor head{};
+  for (std::size_t at = 0; at + sizeof head <= descriptors.size(); at += sizeof head + head.length) {
+    std::memcpy(&head, descriptors.data() + at, sizeof head);
+    if (head.length == 0) break;
+    if (head.type != kDescriptorCommandSet) continue;
+    if (head.length != 1 || at + sizeof head == descriptors.size()) break;
+    return std::to_integer<std::uint8_t>(descriptors[at + sizeof head]);
+  }
+  return std::nullopt;
+}
+
+std::string command_set_text(std::uint8_t set) {
+  switch (set) {
+    case kCommandSetKeyValue:
+      return "the key value command set";
+    case kCommandSetZoned:
+      return "the zoned namespace command set";
+    case kCommandSetLocalMemory:
+      return "the subsystem local memory command set";
+    case kCommandSetPrograms:
+      return "the computational programs command set";
+    default:
+      return "command set " + std::to_string(set);
+  }
 }
 
 bool applies(const Quirk& quirk, const ControllerInfo& info) {
@@ -97,9 +131,17 @@ Result<ControllerInfo> read_controller(const IdentifyController& data, Capabilit
   return info;
 }
 
+Status check_command_set(std::uint32_t id, std::span<const std::byte> descriptors, const ControllerInfo& controller) {
+  const auto set = command_set_in(descriptors);
+  if (set == kCommandSetNvm) return {};
+  return unsupported(who_of(id, controller) + ": expected the NVM command set, found " +
+                     (set ? command_set_text(*set) + "; this driver has no commands of it"
+                          : std::string("no descriptor that says which it is; this controller has several")));
+}
+
 Result<NamespaceInfo> read_namespace(std::uint32_t id, const IdentifyNamespace& data,
                                      const ControllerInfo& controller) {
-  const std::string who = "NVMe namespace " + std::to_string(id) + " of '" + controller.model + "'";
+  const std::string who = who_of(id, controller);
   if (data.size_blocks == 0) return unsupported(who + ": expected a size, found 0 blocks; it is not attached");
   if (data.format_index() > data.formats) {
     return unsupported(who + ": expected a format of 0 to " + std::to_string(data.formats) + ", found " +

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -55,6 +56,9 @@ struct NamespaceInfo {
 Result<ControllerInfo> read_controller(const IdentifyController& data, Capabilities capabilities, std::uint32_t version,
                                        std::span<const Quirk> quirks);
 Result<NamespaceInfo> read_namespace(std::uint32_t id, const IdentifyNamespace& data, const ControllerInfo& controller);
+// Of a controller with CAP.CSS bit 6: whether the namespace is one of the NVM command set. `descriptors`: its list (CNS
+// 03h). Asked first, since Identify data of other command sets is laid out otherwise, or refused.
+Status check_command_set(std::uint32_t id, std::span<const std::byte> descriptors, const ControllerInfo& controller);
 // Checked before anything is asked of the controller.
 Status check_capabilities(Capabilities capabilities);
 // The ids of an active namespace list (CNS 02h), as far as it is ascending.

@@ -56,11 +56,13 @@ struct Capabilities {
   TARDIS_HD constexpr std::uint32_t max_queue_entries() const {  // MQES is 0-based
     return static_cast<std::uint32_t>(raw & 0xffff) + 1;
   }
-  TARDIS_HD constexpr bool contiguous_queues() const { return raw >> 16 & 1; }                 // CQR
-  TARDIS_HD constexpr std::uint32_t timeout_ms() const { return (raw >> 24 & 0xff) * 500; }    // TO
-  TARDIS_HD constexpr std::uint32_t doorbell_stride() const { return raw >> 32 & 0xf; }        // DSTRD
-  TARDIS_HD constexpr bool subsystem_reset() const { return raw >> 36 & 1; }                   // NSSRS
-  TARDIS_HD constexpr bool nvm_commands() const { return raw >> 37 & 1; }                      // CSS bit 0
+  TARDIS_HD constexpr bool contiguous_queues() const { return raw >> 16 & 1; }               // CQR
+  TARDIS_HD constexpr std::uint32_t timeout_ms() const { return (raw >> 24 & 0xff) * 500; }  // TO
+  TARDIS_HD constexpr std::uint32_t doorbell_stride() const { return raw >> 32 & 0xf; }      // DSTRD
+  TARDIS_HD constexpr bool subsystem_reset() const { return raw >> 36 & 1; }                 // NSSRS
+  TARDIS_HD constexpr bool nvm_commands() const { return raw >> 37 & 1; }                    // CSS bit 0
+  static constexpr std::uint64_t kCommandSets = std::uint64_t{1} << 43;                      // CSS bit 6
+  TARDIS_HD constexpr bool command_sets() const { return raw & kCommandSets; }  // each namespace says which is its own
   TARDIS_HD constexpr std::uint32_t min_page_shift() const { return 12 + (raw >> 48 & 0xf); }  // MPSMIN
   TARDIS_HD constexpr std::uint32_t max_page_shift() const { return 12 + (raw >> 52 & 0xf); }  // MPSMAX
   TARDIS_HD static constexpr Capabilities of(std::uint32_t max_queue_entries, std::uint32_t timeout_ms,
@@ -269,7 +271,12 @@ inline constexpr std::uint32_t kRetainEvent = 1u << 15;  // RAE: reading the pag
 enum AsyncEvent : std::uint32_t { kEventNoSuchDoorbell = 0x010000, kEventDoorbellValue = 0x010100 };
 
 // ---- Identify (5.1.13)
-enum IdentifyCns : std::uint8_t { kCnsNamespace = 0x00, kCnsController = 0x01, kCnsActiveNamespaces = 0x02 };
+enum IdentifyCns : std::uint8_t {
+  kCnsNamespace = 0x00,
+  kCnsController = 0x01,
+  kCnsActiveNamespaces = 0x02,
+  kCnsDescriptors = 0x03
+};
 inline constexpr std::uint32_t kIdentifyBytes = 4096;
 
 struct IdentifyController {
@@ -372,6 +379,21 @@ static_assert(sizeof(IdentifyNamespace) == kIdentifyBytes && offsetof(IdentifyNa
               offsetof(IdentifyNamespace, deallocate) == 33 && offsetof(IdentifyNamespace, optimal_boundary) == 46 &&
               offsetof(IdentifyNamespace, attributes) == 99 && offsetof(IdentifyNamespace, nguid) == 104 &&
               offsetof(IdentifyNamespace, format_table) == 128 && offsetof(IdentifyNamespace, vendor) == 384);
+
+// CNS 03h: a list of these, each with its value behind it; one of length 0 ends it.
+struct NamespaceDescriptor {
+  std::uint8_t type, length;
+  std::uint8_t reserved[2];
+};
+static_assert(sizeof(NamespaceDescriptor) == 4);
+enum DescriptorType : std::uint8_t { kDescriptorNguid = 2, kDescriptorCommandSet = 4 };  // NIDT
+enum CommandSet : std::uint8_t {                                                         // CSI
+  kCommandSetNvm = 0,
+  kCommandSetKeyValue = 1,
+  kCommandSetZoned = 2,
+  kCommandSetLocalMemory = 3,
+  kCommandSetPrograms = 4
+};
 
 struct DeallocateRange {  // NVM-CS 3.3.3
   std::uint32_t attributes;

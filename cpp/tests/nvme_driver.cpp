@@ -143,6 +143,47 @@ TEST(NvmeDriver, BringUpThatSucceedsSendsTheseCommands) {
   EXPECT_EQ(rig.controller->counters().commands, kBringUpCommands);
 }
 
+// Their offsets wrap around 2^32: the first would be those of the admin queue.
+TEST(NvmeDriver, DoorbellsBeyondTheWindowAreNoneOfOtherQueues) {
+  Rig rig(closed_rig());
+  IoQueueShape shape;
+  shape.entries = 4;
+  shape.commands = 3;
+  shape.doorbell_stride = 15;
+  for (const std::uint16_t id : {16384, 16385, 32768, 65535}) {
+    const auto queue = IoQueue::create(*rig.space, rig.controller->window(), id, shape, {});
+    ASSERT_FALSE(queue) << id;
+    EXPECT_NE(queue.error().message.find("ask for fewer queues"), std::string::npos) << queue.error().message;
+  }
+  EXPECT_EQ(rig.space->mapped_ranges(), 0u);
+}
+
+TEST(NvmeDriver, NamespacesOfOtherCommandSetsAreLeftOut) {
+  RigOptions options;
+  options.soft.namespaces.resize(5);
+  for (SoftNamespace& space : options.soft.namespaces) {
+    auto medium = MemoryMedium::create(1 << 20);
+    ASSERT_TRUE(medium);
+    space.medium = std::move(*medium);
+  }
+  options.soft.namespaces[0].command_set = kCommandSetNvm;
+  options.soft.namespaces[1].command_set = kCommandSetZoned;
+  options.soft.namespaces[2].command_set = kCommandSetNvm;
+  options.soft.namespaces[3].command_set = kCommandSetKeyValue;  // the fifth does not say
+  Rig rig(options);
+  ASSERT_NE(rig.driver, nullptr);
+  std::vector<std::uint32_t> ids;
+  for (const NamespaceInfo& info : rig.driver->namespaces()) ids.push_back(info.id);
+  EXPECT_EQ(ids, (std::vector<std::uint32_t>{1, 3}));
+  ASSERT_EQ(rig.driver->refused_namespaces().size(), 3u);
+  for (const auto& [id, part] : {std::pair{2u, "zoned"}, {4u, "key value"}, {5u, "no descriptor"}}) {
+    const auto space = NvmeNamespace::open(rig.driver, id);
+    ASSERT_FALSE(space) << id;
+    EXPECT_NE(space.error().message.find(part), std::string::npos) << space.error().message;
+  }
+  EXPECT_TRUE(rig.driver->reset()) << "the same namespaces are found again";
+}
+
 TEST(NvmeDriver, SglsAreLeftAloneWhereAQuirkSaysSo) {
   RigOptions options;
   {

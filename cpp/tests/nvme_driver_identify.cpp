@@ -192,6 +192,36 @@ TEST(NvmeDriverIdentify, AtomicWritesAcrossAPowerFailure) {
   EXPECT_EQ(atomic([](auto& d) { d.nsfeat = 2, d.nawupf = 31, d.nabspf = 15, d.nabo = 1; }), 1u);
 }
 
+TEST(NvmeDriverIdentify, OtherCommandSetsAreRefusedByName) {
+  const auto controller = read(*good_controller());
+  ASSERT_TRUE(controller);
+  const auto refusal = [&](std::vector<int> bytes, std::size_t size = 64) {
+    std::vector<std::byte> list(size);
+    for (std::size_t i = 0; i < std::min(size, bytes.size()); ++i) list[i] = static_cast<std::byte>(bytes[i]);
+    const auto checked = check_command_set(7, list, *controller);
+    if (checked) return std::string();
+    EXPECT_EQ(checked.error().code, Code::kUnsupportedFormat);
+    EXPECT_NE(checked.error().message.find("namespace 7 of 'Drive of Tests'"), std::string::npos);
+    return checked.error().message;
+  };
+  EXPECT_EQ(refusal({4, 1, 0, 0, kCommandSetNvm}), "");
+  EXPECT_EQ(refusal({1, 8, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9, 4, 1, 0, 0, kCommandSetNvm}), "") << "behind an EUI64";
+  EXPECT_NE(refusal({4, 1, 0, 0, kCommandSetZoned}).find("zoned"), std::string::npos);
+  EXPECT_NE(refusal({1, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 1, 0, 0, kCommandSetZoned}).find("zoned"),
+            std::string::npos);
+  EXPECT_NE(refusal({4, 1, 0, 0, kCommandSetKeyValue}).find("key value"), std::string::npos);
+  EXPECT_NE(refusal({4, 1, 0, 0, kCommandSetLocalMemory}).find("local memory"), std::string::npos);
+  EXPECT_NE(refusal({4, 1, 0, 0, kCommandSetPrograms}).find("programs"), std::string::npos);
+  EXPECT_NE(refusal({4, 1, 0, 0, 0x30}).find("command set 48"), std::string::npos);
+  // Nothing is taken for NVM that does not say so.
+  const std::vector<std::vector<int>> silent = {{}, {2, 4, 0, 0, 4, 1, 0, 0, 0}, {4, 0, 0, 0, 0}, {4, 2, 0, 0, 0, 0}};
+  for (const auto& bytes : silent) EXPECT_NE(refusal(bytes).find("no descriptor"), std::string::npos);
+  for (std::size_t size = 0; size < 5; ++size) {
+    EXPECT_NE(refusal({4, 1, 0, 0, kCommandSetNvm}, size).find("no descriptor"), std::string::npos) << size;
+  }
+  EXPECT_NE(refusal({9, 255, 0, 0}).find("no descriptor"), std::string::npos) << "beyond the list";
+}
+
 TEST(NvmeDriverIdentify, NamespaceLists) {
   const auto ids = [](std::vector<std::uint32_t> list) { return read_namespace_list(list); };
   EXPECT_EQ(ids({1, 2, 9, 0, 10}), (std::vector<std::uint32_t>{1, 2, 9}));

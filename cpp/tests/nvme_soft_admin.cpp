@@ -104,6 +104,7 @@ TEST(NvmeSoftAdmin, EnablingThatFailedIsForgottenWithoutAWait) {
 TEST(NvmeSoftAdmin, IdentifyTellsWhatTheOptionsSay) {
   SoftControllerOptions options = memory_options(1 << 20);
   Result<std::unique_ptr<MemoryMedium>> small = MemoryMedium::create(64 << 10);
+  options.namespaces[0].command_set = kCommandSetZoned;
   options.namespaces.push_back({});  // 2 is not active
   options.namespaces.push_back({std::shared_ptr<Medium>(std::move(*small)), 9, 100, 8});
   options.mdts = 5;
@@ -149,7 +150,19 @@ TEST(NvmeSoftAdmin, IdentifyTellsWhatTheOptionsSay) {
   ASSERT_EQ(identify(kCnsActiveNamespaces, 1), 0);
   EXPECT_EQ(page.at<std::uint32_t>(0), 3u);
   EXPECT_EQ(page.at<std::uint32_t>(4), 0u);
+  ASSERT_EQ(identify(kCnsDescriptors, 1), 0);
+  EXPECT_EQ(page.at<NamespaceDescriptor>(0).type, kDescriptorNguid);
+  EXPECT_EQ(page.at<NamespaceDescriptor>(0).length, 16);
+  EXPECT_EQ(page.text(4, 12), "TARDIS-SOFT-");
+  EXPECT_EQ(page.at<NamespaceDescriptor>(20).type, kDescriptorCommandSet);
+  EXPECT_EQ(page.at<NamespaceDescriptor>(20).length, 1);
+  EXPECT_EQ(page.at<std::uint8_t>(24), kCommandSetZoned);
+  EXPECT_EQ(page.at<NamespaceDescriptor>(25).length, 0);
+  ASSERT_EQ(identify(kCnsDescriptors, 3), 0);
+  EXPECT_EQ(page.at<NamespaceDescriptor>(20).length, 0);
   EXPECT_EQ(client.complaints(), "");
+  EXPECT_EQ(identify(kCnsDescriptors, 2), kScInvalidNamespace);
+  EXPECT_EQ(client.kinds(), "namespace");
   EXPECT_EQ(identify(kCnsNamespace, 4), kScInvalidNamespace);
   EXPECT_EQ(identify(kCnsNamespace, 0), kScInvalidNamespace);
   EXPECT_EQ(identify(0x7f, 0), kScInvalidField);

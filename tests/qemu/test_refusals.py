@@ -50,6 +50,7 @@ def test_formats_and_neighbours(lab):
             Namespace(mib=32, options=("ms=8",)),
             Namespace(mib=32, options=("ms=8", "pi=1")),
             Namespace(mib=32, block_bytes=2048),
+            Namespace(mib=32, options=("zoned=on", "zoned.zone_size=4M")),
         )
     )
     drive = Controller((Namespace(mib=32, medium=Slow(0)),))

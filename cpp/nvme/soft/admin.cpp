@@ -80,6 +80,8 @@ Sc SoftAdmin::identify(SoftCommand& command) {
       return identify_controller(command);
     case kCnsActiveNamespaces:
       return identify_active(command);
+    case kCnsDescriptors:
+      return identify_descriptors(command);
     default:
       return refuse(command, kScInvalidField, "CNS " + hex_address(command.entry.cdw10 & 0xff) + " is not supported");
   }
@@ -114,6 +116,14 @@ Sc SoftAdmin::identify_controller(SoftCommand& command) {
   return answer(command, &page, sizeof page);
 }
 
+std::array<std::uint8_t, 16> SoftAdmin::nguid_of(std::uint32_t id) const {
+  std::array<std::uint8_t, 16> nguid{};
+  const std::string& serial = core_.options().serial;
+  std::memcpy(nguid.data(), serial.data(), std::min<std::size_t>(12, serial.size()));
+  nguid[15] = static_cast<std::uint8_t>(id);
+  return nguid;
+}
+
 Sc SoftAdmin::identify_namespace(SoftCommand& command) {
   const auto& namespaces = core_.rules().namespaces;
   const std::uint32_t id = command.entry.namespace_id;
@@ -131,9 +141,8 @@ Sc SoftAdmin::identify_namespace(SoftCommand& command) {
     page.deallocate = space.medium->deallocates_to_zero() ? 1 : 0;
     page.optimal_boundary = space.optimal_boundary;
     page.format_table[0].block_shift = static_cast<std::uint8_t>(space.block_shift);
-    const std::string& serial = core_.options().serial;
-    std::memcpy(page.nguid, serial.data(), std::min<std::size_t>(12, serial.size()));
-    page.nguid[15] = static_cast<std::uint8_t>(id);
+    const auto nguid = nguid_of(id);
+    std::memcpy(page.nguid, nguid.data(), nguid.size());
   }
   return answer(command, &page, sizeof page);
 }
@@ -149,6 +158,28 @@ Sc SoftAdmin::identify_active(SoftCommand& command) {
   for (std::uint64_t id = std::uint64_t{command.entry.namespace_id} + 1; id <= namespaces.size(); ++id) {
     if (namespaces[id - 1].medium != nullptr && count < page.size()) page[count++] = static_cast<std::uint32_t>(id);
   }
+  return answer(command, page.data(), kIdentifyBytes);
+}
+
+Sc SoftAdmin::identify_descriptors(SoftCommand& command) {
+  const auto& namespaces = core_.rules().namespaces;
+  const std::uint32_t id = command.entry.namespace_id;
+  if (id == 0 || id > namespaces.size() || namespaces[id - 1].medium == nullptr) {
+    return Blame{core_.log(), 0, command.entry}.refuse(kScInvalidNamespace, ViolationKind::kNamespace,
+                                                       "namespace " + hex_address(id) + " is not active");
+  }
+  std::array<std::byte, kIdentifyBytes> page{};
+  std::size_t at = 0;
+  const auto put = [&](DescriptorType type, const void* value, std::uint8_t length) {
+    const NamespaceDescriptor head{type, length, {}};
+    std::memcpy(page.data() + at, &head, sizeof head);
+    std::memcpy(page.data() + at + sizeof head, value, length);
+    at += sizeof head + length;
+  };
+  const auto nguid = nguid_of(id);
+  put(kDescriptorNguid, nguid.data(), static_cast<std::uint8_t>(nguid.size()));
+  const auto& set = core_.options().namespaces[id - 1].command_set;
+  if (set) put(kDescriptorCommandSet, &*set, 1);
   return answer(command, page.data(), kIdentifyBytes);
 }
 

@@ -2,6 +2,7 @@
 // The admin commands of a software controller. All of it under the turn of worker 0.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -30,6 +31,8 @@ class SoftAdmin {
   Sc identify_controller(SoftCommand& command);
   Sc identify_namespace(SoftCommand& command);
   Sc identify_active(SoftCommand& command);
+  Sc identify_descriptors(SoftCommand& command);
+  std::array<std::uint8_t, 16> nguid_of(std::uint32_t id) const;
   Sc get_log_page(SoftCommand& command);
   Sc set_features(SoftCommand& command);
   Sc get_features(SoftCommand& command);

@@ -101,10 +101,13 @@ Status SoftController::Core::start() {
 
 void SoftController::Core::power_on() {
   const std::lock_guard lock(status_mutex_);
-  registers_->power_on(Capabilities::of(options_.max_queue_entries, options_.timeout_ms, options_.doorbell_stride, 12,
-                                        options_.max_page_shift)
-                           .raw,
-                       kSoftVersion);
+  Capabilities capabilities = Capabilities::of(options_.max_queue_entries, options_.timeout_ms,
+                                               options_.doorbell_stride, 12, options_.max_page_shift);
+  const auto& spaces = options_.namespaces;
+  if (std::any_of(spaces.begin(), spaces.end(), [](const auto& space) { return space.command_set.has_value(); })) {
+    capabilities.raw |= Capabilities::kCommandSets;
+  }
+  registers_->power_on(capabilities.raw, kSoftVersion);
   cache_enabled_ = has_cache_;
   rules_.writes_through = !has_cache_;
   state_ = State::kDisabled;

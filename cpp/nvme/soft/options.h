@@ -21,6 +21,9 @@ struct SoftNamespace {
   std::uint32_t block_shift = 12;      // 9 or 12
   std::uint64_t blocks = 0;            // NSZE; 0: as many as the medium holds
   std::uint16_t optimal_boundary = 0;  // NOIOB, in blocks
+  // CSI, which descriptors say and CAP.CSS bit 6 announces; unset: NVM, and nothing is said. The controller executes
+  // NVM commands only.
+  std::optional<std::uint8_t> command_set = std::nullopt;
 };
 
 struct SoftControllerOptions {

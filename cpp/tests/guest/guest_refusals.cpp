@@ -183,7 +183,7 @@ TEST_F(GuestRefusals, TablesOfScatteredGranules) {
 
 // ---- machines of their own: tests/qemu/test_refusals.py
 
-// The first controller: 1 can be used; 2 has metadata, 3 protection information, 4 blocks of 2048 bytes.
+// The first controller: 1 can be used; 2 has metadata, 3 protection information, 4 blocks of 2048 bytes, 5 zones.
 TEST(ScenarioFormats, WhatCannotBeDrivenIsLeftOut) {
   auto controller = VfioController::open(guest_controllers().at(0), guest_options());
   ASSERT_TRUE(controller) << controller.error().message;
@@ -199,7 +199,9 @@ TEST(ScenarioFormats, WhatCannotBeDrivenIsLeftOut) {
   expect_part(all, "expected a format without metadata, found 8 bytes per block");
   expect_part(all, "namespace 3");
   expect_part(all, "expected blocks of 512 or 4096 bytes, found 2^11");
-  for (const std::uint32_t id : {2u, 3u, 4u}) {
+  expect_part(all, "namespace 5");
+  expect_part(all, "expected the NVM command set, found the zoned namespace command set");
+  for (const std::uint32_t id : {2u, 3u, 4u, 5u}) {
     const auto space = (*controller)->open_namespace(id);
     ASSERT_FALSE(space);
     expect_part(space.error().message, "namespace " + std::to_string(id));
