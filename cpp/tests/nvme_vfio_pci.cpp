@@ -8,6 +8,7 @@
 #include <fstream>
 #include <random>
 
+#include "nvme/vfio/block_users.h"
 #include "nvme/vfio/drive_refusal.h"
 #include "nvme/vfio/nvme_users.h"
 #include "nvme/vfio/pci_device.h"
@@ -233,6 +234,64 @@ TEST(NvmeVfioPci, DriveInUseIsNotToBeReleased) {
        {"nvme0n1p1 is held by dm-0"});
   with([](Machine& m) { fs::create_directories(fs::path(m.paths.sys) / "block/nvme0n1/holders/md127"); },
        {"nvme0n1 is held by md127"});
+}
+
+TEST(NvmeVfioPci, UsersThatNeitherMountsNorHoldersShow) {
+  const std::string address = "0000:81:00.0";
+  const auto users = [&](auto change) {
+    Machine machine;
+    machine.add(address, "0x010802", "nvme", "17");
+    machine.add_namespace(address, "nvme0n1", "nvme0n1");
+    change(machine);
+    std::string all;
+    for (const std::string& user : users_of(*PciAddress::parse(address), machine.paths)) all += user + ";";
+    return all;
+  };
+  const auto sys = [](const Machine& m, const char* file) { return fs::path(m.paths.sys) / file; };
+  EXPECT_EQ(users([](Machine&) {}), "");
+  // The file system is on the loop device, which opens the disk as anybody may.
+  EXPECT_EQ(users([&](Machine& m) {
+              Machine::write(sys(m, "block/loop3/loop/backing_file"), m.paths.dev + "/nvme0n1p1\n");
+              Machine::write(sys(m, "block/loop4/loop/backing_file"), "/srv/image\n");
+              fs::create_directories(sys(m, "block/loop5"));
+            }),
+            "nvme0n1p1 is behind loop3;");
+  const auto target = [&](const char* enabled) {
+    return [&, enabled](Machine& m) {
+      const fs::path space = sys(m, "kernel/config/nvmet/subsystems/nqn.a/namespaces/5");
+      Machine::write(space / "device_path", m.paths.dev + "/nvme0n1\n");
+      Machine::write(space / "enable", enabled);
+    };
+  };
+  EXPECT_EQ(users(target("1\n")), "nvme0n1 is exported as namespace 5 of nqn.a;");
+  EXPECT_EQ(users(target("0\n")), "");
+  const auto process = [&](const char* node) {
+    return [&, node](Machine& m) {
+      const fs::path at = fs::path(m.paths.proc) / "77";
+      Machine::write(at / "comm", "qemu-system-x86\n");
+      fs::create_directories(at / "fd");
+      fs::create_symlink("socket:[1]", at / "fd/0");
+      fs::create_symlink(m.paths.dev + "/" + node, at / "fd/9");
+    };
+  };
+  EXPECT_EQ(users(process("nvme0n1p1")), "nvme0n1p1 is open in process 77 (qemu-system-x86);");
+  EXPECT_EQ(users(process("ng0n1")), "ng0n1 is open in process 77 (qemu-system-x86);");
+  EXPECT_EQ(users(process("nvme0n12")), "");
+  // A container without the node: whether somebody has it open cannot be found out.
+  const std::string blind = users([](Machine& m) { fs::remove(fs::path(m.paths.dev) / "nvme0n1"); });
+  EXPECT_NE(blind.find("cannot be opened to find out who uses nvme0n1"), std::string::npos) << blind;
+  const std::string going = users([&](Machine& m) {
+    fs::remove(fs::path(m.paths.dev) / "nvme0n1");
+    fs::remove_all(sys(m, "block/nvme0n1"));
+  });
+  EXPECT_EQ(going, "");
+}
+
+// Of this machine: nodes that are not what the kernel calls by that name.
+TEST(NvmeVfioPci, NodesThatAreSomethingElseTellNothing) {
+  const auto told = exclusive_opener_of({"null", "259:0", "/sys"}, {});
+  ASSERT_TRUE(told);
+  EXPECT_NE(told->find("/dev/null is not the block device 259:0"), std::string::npos) << *told;
 }
 
 TEST(NvmeVfioPci, NamespacesOfAControllerAreFound) {

@@ -13,6 +13,7 @@ echo precious >/tmp/mounted/file
 mkswap /dev/nvme1n1 >/dev/null && swapon /dev/nvme1n1 || exit 1
 {in_use} || exit 1
 umount /tmp/mounted && swapoff /dev/nvme1n1 || exit 1
+{elsewhere} || exit 1
 {of_the_kernel} || exit 1
 for address in $(echo $TARDIS_GUEST_NVME | tr , ' '); do
   echo vfio-pci >/sys/bus/pci/devices/$address/driver_override
@@ -28,17 +29,21 @@ echo $address >/sys/bus/pci/drivers/nvme/bind
 until [ -b /dev/nvme0n1 ]; do usleep 20000; done
 mount -t ext2 /dev/nvme0n1 /tmp/mounted && grep -q precious /tmp/mounted/file
 """
-CASES = ("DrivesInUseAreRefused", "DrivesOfTheKernelAreRefused", "WhatIsOnThemIsNotLost")
+CASES = {
+    "in_use": "DrivesInUseAreRefused",
+    "elsewhere": "DrivesOpenElsewhereAreRefused",
+    "of_the_kernel": "DrivesOfTheKernelAreRefused",
+    "released": "WhatIsOnThemIsNotLost",
+}
 
 
 def test_drives_of_the_kernel(lab):
     drive = Controller((Namespace(mib=32),))
     machine = Machine((drive, drive), kernel_driver=True, vfio=False)
-    in_use, of_the_kernel, released = (run(f"ScenarioKernel.{case}") for case in CASES)
-    script = SCRIPT.format(in_use=in_use, of_the_kernel=of_the_kernel, released=released)
+    script = SCRIPT.format(**{name: run(f"ScenarioKernel.{case}") for name, case in CASES.items()})
     with lab.boot(machine, script) as guest:
         outcome = guest.passed()
-    check(lab, outcome, *(f"ScenarioKernel.{case}" for case in CASES))
+    check(lab, outcome, *(f"ScenarioKernel.{case}" for case in CASES.values()))
     lab.notes += [line for line in outcome.log.splitlines() if line.startswith("refused: ")]
 
 

@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nvme/vfio/nvme_users.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <sstream>
 
-#include "base/unique_fd.h"
+#include "nvme/vfio/block_users.h"
 #include "nvme/vfio/text_file.h"
 
 namespace tardis::nvme {
@@ -32,15 +27,9 @@ std::string block_name(const std::string& name) {
   return c == std::string::npos || c > n ? name : name.substr(0, c) + name.substr(n);
 }
 
-struct BlockNode {
-  std::string name;    // "nvme0n1p2"
-  std::string number;  // "259:2"
-  fs::path sysfs;
-};
-
-std::vector<BlockNode> with_partitions(const std::string& name, const SystemPaths& paths) {
+std::vector<DeviceNode> with_partitions(const std::string& name, const SystemPaths& paths) {
   const fs::path folder = fs::path(paths.sys) / "block" / name;
-  std::vector<BlockNode> nodes;
+  std::vector<DeviceNode> nodes;
   const auto add = [&](const std::string& node, const fs::path& at) {
     nodes.push_back({node, first_line(read_text(at / "dev").value_or("")), at});
   };
@@ -50,6 +39,13 @@ std::vector<BlockNode> with_partitions(const std::string& name, const SystemPath
     if (fs::exists(folder / part / "partition", error)) add(part, folder / part);
   }
   return nodes;
+}
+
+// The character device through which programs send commands of their own: "ng0n1" of "nvme0n1".
+DeviceNode generic_node(const std::string& name, const SystemPaths& paths) {
+  const std::string generic = "ng" + name.substr(4);
+  const fs::path folder = fs::path(paths.sys) / "class/nvme-generic" / generic;
+  return {generic, first_line(read_text(folder / "dev").value_or("")), folder};
 }
 
 // Octal escapes of mountinfo: "\040" is a space.
@@ -96,7 +92,7 @@ std::vector<std::string> swaps(const SystemPaths& paths) {
   return found;
 }
 
-bool is_node(const std::string& path, const BlockNode& node) {
+bool is_node(const std::string& path, const DeviceNode& node) {
   std::error_code error;
   const fs::path real = fs::weakly_canonical(path, error);  // links of /dev/disk and /dev/mapper
   return fs::path(path).filename() == node.name || (!error && real.filename() == node.name);
@@ -122,7 +118,9 @@ std::vector<std::string> users_of(const PciAddress& address, const SystemPaths& 
   const auto swapped = swaps(paths);
   for (const std::string& name : namespaces_of(address, paths)) {
     const std::size_t before = users.size();
-    for (const BlockNode& node : with_partitions(name, paths)) {
+    std::vector<DeviceNode> nodes = with_partitions(name, paths);
+    const DeviceNode disk = nodes.front();
+    for (const DeviceNode& node : nodes) {
       for (const Mount& mount : mounted) {
         // btrfs has device numbers of its own: there the source tells.
         if ((!node.number.empty() && mount.number == node.number) || is_node(mount.source, node)) {
@@ -137,16 +135,10 @@ std::vector<std::string> users_of(const PciAddress& address, const SystemPaths& 
       }
     }
     if (users.size() != before) continue;
-    // The kernel refuses a second exclusive opener, whoever the first is and wherever it is mounted.
-    const fs::path node = fs::path(paths.dev) / name;
-    const UniqueFd fd(::open(node.c_str(), O_RDONLY | O_EXCL | O_CLOEXEC));
-    if (fd) continue;
-    const int error = errno;
-    if (error == EBUSY) {
-      users.push_back(name + " is open exclusively, or one of its partitions is");
-    } else if (error != ENOENT && error != ENXIO && error != ENODEV) {
-      users.push_back(name + " cannot be opened to find out (" + std::strerror(error) + ")");
-    }
+    nodes.push_back(generic_node(name, paths));
+    const auto openers = openers_of(nodes, paths);
+    users.insert(users.end(), openers.begin(), openers.end());
+    if (auto opener = exclusive_opener_of(disk, paths)) users.push_back(std::move(*opener));
   }
   return users;
 }

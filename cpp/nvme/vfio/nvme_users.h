@@ -13,8 +13,9 @@ namespace tardis::nvme {
 // The block devices of its namespaces, "nvme0n1".
 std::vector<std::string> namespaces_of(const PciAddress& address, const SystemPaths& paths);
 
-// One text for each use: a mounted file system, swap, device mapper or RAID above it, an exclusive opener. Empty: none.
-// Mounts of other mount namespaces are seen as exclusive openers.
+// One text for each use: a mounted file system, swap, device mapper or RAID above it, a loop device, an export, a
+// process that has it open. Empty: none. Mounts of other mount namespaces are seen as exclusive openers. What cannot be
+// found out is a use as well.
 std::vector<std::string> users_of(const PciAddress& address, const SystemPaths& paths);
 
 }  // namespace tardis::nvme
