@@ -34,13 +34,24 @@ Result<std::shared_ptr<VfioController>> VfioController::open(const std::string& 
     options.driver.zero_copy = false;  // nothing could end the controller's access
     controller->mapper_ = std::make_unique<PhysicalMapper>();
   }
-  // The kernel has reset the function when it was opened: it knows no address of before.
+  // Before any memory is mapped, and before it can reach any.
+  if (auto silent = silence(*controller->device_, *controller->window_, options.driver.ready_timeout_ms); !silent) {
+    return silent.error();
+  }
   if (auto on = controller->device_->set_bus_mastering(true); !on) return on.error();
   options.driver.function_reset = [device = controller->device_.get()] { return device->reset(); };
   auto driver = Driver::open(*controller->window_, *controller->mapper_, std::move(options.driver));
   if (!driver) return driver.error();
   controller->driver_ = std::move(*driver);
   return controller;
+}
+
+Status silence(VfioDevice& device, RegisterWindow& window, std::uint32_t ready_timeout_ms) {
+  if (auto off = device.set_bus_mastering(false); !off) return off;
+  ControllerRegisters registers(window, ready_timeout_ms);
+  const bool works = (window.read32(kRegCc) & kCcEnable) != 0 || (window.read32(kRegCsts) & kCstsReady) != 0;
+  if (!works || registers.health() == Health::kGone || registers.disable()) return {};
+  return device.reset();
 }
 
 VfioController::~VfioController() {

@@ -58,6 +58,10 @@ class VfioController : public std::enable_shared_from_this<VfioController> {
   std::unique_ptr<Driver> driver_;
 };
 
+// Switches bus mastering off, and then the controller, if it is on. The kernel resets a function when it is opened; one
+// that it cannot reset still works for whoever had it before, at addresses that are others' now.
+Status silence(VfioDevice& device, RegisterWindow& window, std::uint32_t ready_timeout_ms);
+
 // A namespace of a controller that nobody else in this process needs. What is given keeps the controller.
 Result<std::shared_ptr<RawNamespace>> open_vfio_namespace(const std::string& address, std::uint32_t id,
                                                           VfioOptions options = {});

@@ -130,8 +130,9 @@ Status VfioDevice::write_command(std::uint16_t value) {
 Status VfioDevice::set_bus_mastering(bool enabled) {
   std::uint16_t command = 0;
   if (auto read = read_config(kPciCommand, std::as_writable_bytes(std::span(&command, 1))); !read) return read;
-  const auto wanted = static_cast<std::uint16_t>(enabled ? command | kPciCommandMemory | kPciCommandMaster
-                                                         : command & ~unsigned{kPciCommandMaster});
+  // Its registers can be reached in both cases.
+  const auto wanted = static_cast<std::uint16_t>(
+      (enabled ? command | kPciCommandMaster : command & ~unsigned{kPciCommandMaster}) | kPciCommandMemory);
   if (auto written = write_command(wanted); !written) return written;
   if (auto read = read_config(kPciCommand, std::as_writable_bytes(std::span(&command, 1))); !read) return read;
   if (((command & kPciCommandMaster) != 0) == enabled) return {};
@@ -142,13 +143,13 @@ Status VfioDevice::set_bus_mastering(bool enabled) {
 }
 
 Status VfioDevice::reset() {
+  // First, since a reset that fails or is not to be had must not leave a controller that reaches memory.
+  if (auto off = set_bus_mastering(false); !off) return off;
   if (!can_reset_) {
     return Error{Code::kUnsupportedFormat,
                  "PCI device " + address_.text() + ": expected a function that can be reset alone, found none",
                  EOPNOTSUPP};
   }
-  // First, since a reset that fails must not leave a controller that reaches memory.
-  if (auto off = set_bus_mastering(false); !off) return off;
   const auto error = call_within(
       kResetWait, [files = files_] { return ::ioctl(files->device.get(), VFIO_DEVICE_RESET) == 0 ? 0 : errno; });
   if (!error) {

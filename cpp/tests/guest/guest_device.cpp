@@ -2,7 +2,9 @@
 // The function below the controller: interrupts, bus mastering, what is on its namespaces, and who may have it.
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -51,6 +53,85 @@ TEST_F(GuestDevice, BusMasteringIsSwitched) {
   EXPECT_TRUE(controller->device().set_bus_mastering(true));
   EXPECT_FALSE(controller->device().release_requested());
   EXPECT_FALSE(controller->device().error_reported());
+}
+
+std::uint16_t command_register(const std::string& address) {
+  std::uint16_t command = 0;
+  std::ifstream config("/sys/bus/pci/devices/" + address + "/config", std::ios::binary);
+  config.seekg(kPciCommand);
+  config.read(reinterpret_cast<char*>(&command), sizeof command);
+  EXPECT_TRUE(config);
+  return command;
+}
+
+// While it lives, the kernel resets the function by no means.
+class NoResets {
+ public:
+  explicit NoResets(std::string address) : file_("/sys/bus/pci/devices/" + std::move(address) + "/reset_method") {
+    std::ofstream(file_) << "\n";
+    std::string method;
+    std::ifstream(file_) >> method;
+    EXPECT_EQ(method, "");
+  }
+  ~NoResets() { std::ofstream(file_) << "default\n"; }
+  NoResets(const NoResets&) = delete;
+  NoResets& operator=(const NoResets&) = delete;
+
+ private:
+  const std::string file_;
+};
+
+TEST_F(GuestDevice, AResetThatIsNotToBeHadLeavesBusMasteringOff) {
+  const NoResets without(address);
+  auto controller = open();
+  ASSERT_NE(controller, nullptr);
+  EXPECT_FALSE(controller->device().can_reset());
+  EXPECT_NE(command_register(address) & kPciCommandMaster, 0);
+  const auto refused = controller->device().reset();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().os_error, EOPNOTSUPP);
+  EXPECT_EQ(command_register(address) & kPciCommandMaster, 0) << "the controller still reaches memory";
+  EXPECT_TRUE(controller->device().set_bus_mastering(true));
+}
+
+// Its owner was killed, and the kernel could not reset it: it still has queues, at addresses that are about to be given
+// out again.
+TEST_F(GuestDevice, AControllerThatStillWorksIsSilencedFirst) {
+  const NoResets without(address);
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t owner = ::fork();
+  ASSERT_GE(owner, 0);
+  if (owner == 0) {
+    const auto opened = VfioController::open(address, guest_options());
+    const char answer = opened ? 'y' : 'n';
+    (void)!::write(ready[1], &answer, 1);
+    for (;;) ::pause();
+  }
+  char answer = 0;
+  EXPECT_EQ(::read(ready[0], &answer, 1), 1);
+  EXPECT_EQ(answer, 'y');
+  EXPECT_EQ(::kill(owner, SIGKILL), 0);
+  EXPECT_EQ(::waitpid(owner, nullptr, 0), owner);
+  ::close(ready[0]);
+  ::close(ready[1]);
+  {
+    const auto pci = PciDevice::read(*PciAddress::parse(address));
+    ASSERT_TRUE(pci);
+    const auto opened = open_vfio(*pci, guest_way());
+    ASSERT_TRUE(opened) << opened.error().message;
+    const auto device = VfioDevice::create(opened->files, pci->address);
+    ASSERT_TRUE(device) << device.error().message;
+    const auto window = (*device)->map_registers();
+    ASSERT_TRUE(window) << window.error().message;
+    EXPECT_NE((*window)->read32(kRegCc) & kCcEnable, 0u) << "it was reset after all, so this shows nothing";
+    const auto silent = silence(**device, **window, 0);
+    EXPECT_TRUE(silent) << silent.error().message;
+    EXPECT_EQ((*window)->read32(kRegCc) & kCcEnable, 0u);
+    EXPECT_EQ((*window)->read32(kRegCsts) & kCstsReady, 0u);
+    EXPECT_EQ(command_register(address) & kPciCommandMaster, 0);
+  }
+  EXPECT_NE(open(), nullptr);
 }
 
 TEST_F(GuestDevice, WhatIsOnANamespaceIsTold) {
