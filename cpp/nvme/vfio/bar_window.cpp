@@ -3,8 +3,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <limits>
 
 #include "nvme/ordering.h"
 
@@ -12,11 +12,13 @@ namespace tardis::nvme {
 
 Result<std::unique_ptr<BarWindow>> BarWindow::map(int fd, std::uint64_t offset, std::size_t bytes) {
   constexpr std::size_t kLeast = kRegDoorbells + 2 * sizeof(std::uint32_t);  // the doorbells of the admin queue
-  if (bytes < kLeast || bytes > std::numeric_limits<std::uint32_t>::max()) {
+  if (bytes < kLeast) {
     return Error{Code::kUnsupportedFormat, "NVMe controller: expected at least " + std::to_string(kLeast) +
                                                " bytes of BAR0 that can be mapped, found " + std::to_string(bytes) +
                                                "; is it an NVMe controller?"};
   }
+  // What lies behind the doorbells, as a memory buffer of the controller may, is of no use here.
+  bytes = std::min(bytes, kMostBytes);
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
   if (memory == MAP_FAILED) return errno_error(errno, "mmap of " + std::to_string(bytes) + " bytes of BAR0");
   return std::unique_ptr<BarWindow>(new BarWindow(static_cast<std::byte*>(memory), bytes));

@@ -15,7 +15,8 @@ namespace tardis::nvme {
 // behind some hypervisors.
 class BarWindow final : public RegisterWindow {
  public:
-  // `bytes` of the file from `offset` on. `fd` need not stay open.
+  // `bytes` of the file from `offset` on, or the first kMostBytes of them. `fd` need not stay open.
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 30;
   static Result<std::unique_ptr<BarWindow>> map(int fd, std::uint64_t offset, std::size_t bytes);
   ~BarWindow() override;
   BarWindow(const BarWindow&) = delete;

@@ -53,6 +53,7 @@ class DeviceFileDomain final : public IommuDomain {
   std::vector<IovaRange> ranges() const override { return ranges_; }
   std::size_t page_bytes() const override { return page_bytes_; }
   std::optional<std::uint64_t> entries_left() override { return std::nullopt; }  // there is no such limit
+  bool limit_of_user() const override { return true; }
 
   int map(std::uint64_t address, void* memory, std::size_t bytes) override {
     iommu_ioas_map request{};

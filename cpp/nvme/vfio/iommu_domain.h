@@ -23,6 +23,9 @@ class IommuDomain {
   // Mappings that can be made still; nothing: not known.
   virtual std::optional<std::uint64_t> entries_left() = 0;
 
+  // The memlock limit is for all processes of the user together.
+  virtual bool limit_of_user() const { return false; }
+
   // 0, or a positive errno. Pins the memory, readable and writable by the controller.
   virtual int map(std::uint64_t address, void* memory, std::size_t bytes) = 0;
   // Of whole ranges that were mapped. Afterwards a controller that tries does not reach the memory.

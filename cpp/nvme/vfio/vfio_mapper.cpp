@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nvme/vfio/vfio_mapper.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cerrno>
+
+#include "nvme/vfio/memlock.h"
 
 namespace tardis::nvme {
 namespace {
@@ -12,12 +12,6 @@ namespace {
 constexpr std::uint64_t kLargePage = std::uint64_t{2} << 20;
 
 std::string kib(std::uint64_t bytes) { return std::to_string(bytes >> 10) + " KiB"; }
-
-std::string memlock_limit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "unknown";
-  return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : kib(limit.rlim_cur);
-}
 
 }  // namespace
 
@@ -28,15 +22,10 @@ VfioMapper::~VfioMapper() {
   for (const auto& [memory, range] : ranges_) (void)unmap_pieces(range.address, range.bytes);
 }
 
-Error VfioMapper::refused(int error, std::size_t asked, std::uint64_t done) {
+Error VfioMapper::refused(int error, std::size_t asked) {
   const std::string what = domain_->name() + ": mapping of " + kib(asked) + " for the NVMe controller: ";
   if (error == ENOMEM) {
-    return {Code::kNoSpace,
-            what + "expected it to fit in the memlock limit (RLIMIT_MEMLOCK) of " + memlock_limit() + ", of which " +
-                kib(pinned_ + done) +
-                " are used for this drive; raise it (ulimit -l, LimitMEMLOCK= of a systemd unit, "
-                "/etc/security/limits.conf), register less memory or ask for fewer and shorter queues",
-            error};
+    return {Code::kNoSpace, what + memlock_text(Memlock::read(), pinned_, domain_->limit_of_user()), error};
   }
   if (error == ENOSPC) {
     return {Code::kNoSpace,
@@ -76,7 +65,7 @@ Result<std::uint64_t> VfioMapper::map(void* memory, std::size_t bytes) {
     if (error != 0) {
       // No controller was told of it. What cannot be unmapped even so is not given out again.
       if (unmap_pieces(*address, done) == 0) free_.give_back(*address, whole);
-      return refused(error, bytes, done);
+      return refused(error, bytes);
     }
     done += piece;
   }

@@ -37,7 +37,7 @@ class VfioMapper final : public DmaMapper {
     std::uint64_t address = 0, bytes = 0;  // whole pages
   };
   int unmap_pieces(std::uint64_t address, std::uint64_t bytes);
-  Error refused(int error, std::size_t asked, std::uint64_t done);
+  Error refused(int error, std::size_t asked);
 
   const std::unique_ptr<IommuDomain> domain_;
   const std::size_t page_bytes_;
