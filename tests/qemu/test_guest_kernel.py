@@ -52,3 +52,26 @@ def test_the_reason_is_kept(tmp_path, monkeypatch, programs, reason):
     monkeypatch.setenv("TARDIS_GUEST_KERNEL", str(folder))
     with pytest.raises(MissingError, match="no guest kernel"):
         Kernel.find()
+
+
+def test_folders_of_others_are_left_alone(tmp_path):
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "letters").write_text("dear")
+    done = install(folder, tmp_path / "bin")
+    assert done.returncode == 2 and "found something else" in done.stderr
+    assert (folder / "letters").read_text() == "dear"
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    assert install(link, tmp_path / "bin").returncode == 2
+
+
+def test_what_was_there_is_replaced(tmp_path):
+    folder = tmp_path / "guest"
+    (folder / "modules").mkdir(parents=True)
+    (folder / "vmlinuz").write_bytes(b"old")
+    program(tmp_path / "bin", "dpkg", "echo arm64")
+    assert install(folder, tmp_path / "bin").returncode == 0
+    assert [file.name for file in folder.iterdir()] == ["why-not"]
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith("guest.")] == []
