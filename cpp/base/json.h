@@ -4,10 +4,16 @@
 
 #include <concepts>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace tardis {
+
+// A number that no integer type holds.
+struct JsonNumber {
+  std::string digits;
+};
 
 class JsonWriter {
  public:
@@ -49,6 +55,15 @@ class JsonWriter {
   void put(T item) {
     text_ += std::to_string(item);
   }
+  template <class T>
+  void put(const std::optional<T>& item) {
+    if (item) {
+      put(*item);
+    } else {
+      text_ += "null";
+    }
+  }
+  void put(const JsonNumber& item) { text_ += item.digits; }
   void put(const std::string& item) { quote(item); }
   void put(const char* item) { quote(item); }
   void quote(std::string_view item) {

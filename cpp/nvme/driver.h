@@ -116,6 +116,13 @@ class Driver {
   Status close_external(std::uint16_t id);
   bool external_alive(std::uint16_t id);
 
+  // driver_data.cpp: what the controller says of itself, as it says it.
+  Capabilities capabilities() { return registers_.capabilities(); }
+  Status read_identify(IdentifyCns cns, std::uint32_t namespace_id, std::span<std::byte> out);
+  // Of the whole controller; whole dwords, a page at most. Events stay.
+  Status read_log(LogPage page, std::span<std::byte> out);
+  std::uint32_t granted_queues() const { return granted_queues_; }  // I/O queue pairs, of those that were asked for
+
   // Feature 06h. Only of controllers that have a volatile cache.
   Result<bool> volatile_cache_enabled();
   Status set_volatile_cache(bool enabled);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nvme/memory.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
 
 #include "base/aligned_buffer.h"
+#include "nvme/gpu_memory_probe.h"
 #include "nvme/spec.h"
 
 namespace tardis::nvme {
@@ -88,14 +87,15 @@ Status HostMemory::copy_from(const void* memory, std::span<std::byte> to) {
   return {};
 }
 
-Result<std::unique_ptr<MemoryProvider>> find_gpu_memory_provider() {
-  const bool driver = ::access("/proc/driver/nvidia/version", R_OK) == 0;
+Result<std::unique_ptr<MemoryProvider>> find_gpu_memory_provider(const SystemPaths& paths) {
+  std::string tried;
+  for (const GpuMemoryProbe& probe : probe_gpu_memory(paths)) {
+    tried += (tried.empty() ? "" : "; ") + probe.way + ": " + probe.found;
+  }
   return Error{Code::kNotFound,
-               std::string("GPU memory as the target of NVMe commands is not available, because no stock Linux kernel "
-                           "tells user space the bus addresses of GPU memory (") +
-                   (driver ? "an NVIDIA driver is loaded, which tells them to kernel modules only"
-                           : "and no NVIDIA driver is loaded here") +
-                   "); data goes through host memory"};
+               "GPU memory as the target of NVMe commands is not available, because nothing here tells user space the "
+               "bus addresses of GPU memory (" +
+                   tried + "); data goes through host memory"};
 }
 
 }  // namespace tardis::nvme

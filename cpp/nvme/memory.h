@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "nvme/dma.h"
+#include "nvme/vfio/system_paths.h"
 
 namespace tardis::nvme {
 
@@ -78,7 +79,7 @@ class HostMemory final : public MemoryProvider {
   DmaMapper& mapper_;
 };
 
-// The provider of GPU memory that this machine has, or why there is none.
-Result<std::unique_ptr<MemoryProvider>> find_gpu_memory_provider();
+// The provider of GPU memory that this machine has, or why there is none: what was looked at (gpu_memory_probe.h).
+Result<std::unique_ptr<MemoryProvider>> find_gpu_memory_provider(const SystemPaths& paths = {});
 
 }  // namespace tardis::nvme

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sglang_tardis.codes import CODES
 
-__all__ = ["GioError", "GpuLibraryMissingError", "Index", "Layer", "Options", "Sizes", "core", "gpu"]
+__all__ = ["GioError", "GpuLibraryMissingError", "Index", "Layer", "Options", "Sizes", "bind", "core", "gpu"]
 
 WRITE, READ = 1, 2
 
@@ -187,6 +187,16 @@ def _load(name: str, functions: dict, error: type[GioError], advice: str) -> cty
     except (OSError, AttributeError) as reason:
         raise error(f"{found}: expected a library of this release, found: {reason}; {advice}") from reason
     return library
+
+
+def bind(library: ctypes.CDLL, name: str, functions: dict, error: type[GioError]) -> None:
+    """Declare further functions of a library, {function: (result, arguments)}; `error` if it lacks one."""
+    for function, (result, arguments) in functions.items():
+        try:
+            entry = getattr(library, function)
+        except AttributeError:
+            raise error(f"{name}: expected {function}, found none; reinstall sglang-tardis") from None
+        entry.restype, entry.argtypes = result, arguments
 
 
 def _compare(sizes: Sizes, name: str, error: type[GioError]) -> None:

@@ -325,15 +325,6 @@ _STRUCTS = (Board, Repair, BoardLayout, LoadShape, LoaderOptions, LoaderCounters
 _GPU_STRUCTS = (GpuPools, TransferWork, GpuLoad, GpuOffload, GpuLoadRun, GpuLoadRuns)
 
 
-def _bind(library: ctypes.CDLL, name: str, functions: dict, error: type[GioError]) -> None:
-    for function, (result, arguments) in functions.items():
-        try:
-            entry = getattr(library, function)
-        except AttributeError:
-            raise error(f"{name}: expected {function}, found none; reinstall sglang-tardis") from None
-        entry.restype, entry.argtypes = result, arguments
-
-
 def _compare(found: ctypes.Structure, structs: tuple, name: str, error: type[GioError]) -> None:
     mine = tuple(ctypes.sizeof(struct) for struct in structs)
     theirs = tuple(getattr(found, field) for field, _ in found._fields_)
@@ -349,7 +340,7 @@ def core() -> gio_abi.Core:
         GioError: it is not there, or of another release.
     """
     core = gio_abi.core()
-    _bind(core.library, "libtardis.so", _CORE, GioError)
+    gio_abi.bind(core.library, "libtardis.so", _CORE, GioError)
     sizes = LoadSizes()
     core.library.tardis_load_sizes_of(ctypes.byref(sizes))
     _compare(sizes, _STRUCTS, "libtardis.so", GioError)
@@ -364,7 +355,7 @@ def gpu() -> gio_abi.Gpu:
         GpuLibraryMissingError: it is not there, or of another build than libtardis.so.
     """
     gpu = gio_abi.gpu()
-    _bind(gpu.library, "libtardis_gpu.so", _GPU, GpuLibraryMissingError)
+    gio_abi.bind(gpu.library, "libtardis_gpu.so", _GPU, GpuLibraryMissingError)
     sizes = GpuLoadSizes()
     gpu.library.tardis_gpu_load_sizes_of(ctypes.byref(sizes))
     _compare(sizes, _GPU_STRUCTS, "libtardis_gpu.so", GpuLibraryMissingError)

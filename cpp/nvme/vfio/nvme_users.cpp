@@ -112,35 +112,55 @@ std::vector<std::string> namespaces_of(const PciAddress& address, const SystemPa
   return found;
 }
 
-std::vector<std::string> users_of(const PciAddress& address, const SystemPaths& paths) {
+namespace {
+
+// Of one namespace and its partitions.
+std::vector<std::string> known_users(const std::vector<DeviceNode>& nodes, const std::vector<Mount>& mounted,
+                                     const std::vector<std::string>& swapped) {
+  std::vector<std::string> users;
+  for (const DeviceNode& node : nodes) {
+    for (const Mount& mount : mounted) {
+      // btrfs has device numbers of its own: there the source tells.
+      if ((!node.number.empty() && mount.number == node.number) || is_node(mount.source, node)) {
+        users.push_back(node.name + " is mounted on " + mount.where);
+      }
+    }
+    for (const std::string& swap : swapped) {
+      if (is_node(swap, node)) users.push_back(node.name + " is in use as swap");
+    }
+    for (const std::string& holder : names_in(node.sysfs / "holders")) {
+      users.push_back(node.name + " is held by " + holder);
+    }
+  }
+  return users;
+}
+
+std::vector<std::string> all_users(const PciAddress& address, const SystemPaths& paths, bool look_for_openers) {
   std::vector<std::string> users;
   const auto mounted = mounts(paths);
   const auto swapped = swaps(paths);
   for (const std::string& name : namespaces_of(address, paths)) {
-    const std::size_t before = users.size();
     std::vector<DeviceNode> nodes = with_partitions(name, paths);
     const DeviceNode disk = nodes.front();
-    for (const DeviceNode& node : nodes) {
-      for (const Mount& mount : mounted) {
-        // btrfs has device numbers of its own: there the source tells.
-        if ((!node.number.empty() && mount.number == node.number) || is_node(mount.source, node)) {
-          users.push_back(node.name + " is mounted on " + mount.where);
-        }
-      }
-      for (const std::string& swap : swapped) {
-        if (is_node(swap, node)) users.push_back(node.name + " is in use as swap");
-      }
-      for (const std::string& holder : names_in(node.sysfs / "holders")) {
-        users.push_back(node.name + " is held by " + holder);
-      }
-    }
-    if (users.size() != before) continue;
+    const auto known = known_users(nodes, mounted, swapped);
+    users.insert(users.end(), known.begin(), known.end());
+    if (!known.empty() || !look_for_openers) continue;
     nodes.push_back(generic_node(name, paths));
     const auto openers = openers_of(nodes, paths);
     users.insert(users.end(), openers.begin(), openers.end());
     if (auto opener = exclusive_opener_of(disk, paths)) users.push_back(std::move(*opener));
   }
   return users;
+}
+
+}  // namespace
+
+std::vector<std::string> users_of(const PciAddress& address, const SystemPaths& paths) {
+  return all_users(address, paths, true);
+}
+
+std::vector<std::string> known_users_of(const PciAddress& address, const SystemPaths& paths) {
+  return all_users(address, paths, false);
 }
 
 }  // namespace tardis::nvme

@@ -18,4 +18,7 @@ std::vector<std::string> namespaces_of(const PciAddress& address, const SystemPa
 // found out is a use as well.
 std::vector<std::string> users_of(const PciAddress& address, const SystemPaths& paths);
 
+// The same without opening anything, and so without what only an opener finds out.
+std::vector<std::string> known_users_of(const PciAddress& address, const SystemPaths& paths);
+
 }  // namespace tardis::nvme

@@ -20,6 +20,7 @@ namespace tardis::nvme {
 namespace {
 
 constexpr std::size_t kMostInfoBytes = 64u << 10;
+constexpr __u32 kFeatureDmaBuf = 11;  // VFIO_DEVICE_FEATURE_DMA_BUF, newer than many headers
 
 struct RegionFacts {
   std::uint64_t offset = 0, bytes = 0;
@@ -198,6 +199,13 @@ UniqueFd VfioDevice::watch(std::uint32_t index) {
   const int fd = event.get();
   if (!event || !set_irqs(index, std::span(&fd, 1), "its notices")) return {};
   return event;
+}
+
+bool VfioDevice::exports_dma_buf() const {
+  vfio_device_feature question{};
+  question.argsz = sizeof question;
+  question.flags = VFIO_DEVICE_FEATURE_PROBE | VFIO_DEVICE_FEATURE_GET | kFeatureDmaBuf;
+  return ::ioctl(files_->device.get(), VFIO_DEVICE_FEATURE, &question) == 0;
 }
 
 bool VfioDevice::release_requested() { return fired(release_event_); }

@@ -38,6 +38,9 @@ class VfioDevice {
   Status set_vectors(std::span<const int> eventfds);
   std::uint32_t vectors() const { return vectors_; }
 
+  // Whether this kernel gives out the function's BARs as dma-bufs (Linux 6.19). Asks, and makes none.
+  bool exports_dma_buf() const;
+
   // It was unplugged: nobody waits for its end.
   void declare_gone() { files_->gone = true; }
 

@@ -19,6 +19,7 @@ import msgspec
 
 from .. import __version__
 from ..config import ENVIRONMENT_VARIABLE, ConfigError, TardisConfig, load_config
+from .doctor_nvme import examine_nvme
 from .doctor_storage import Finding, examine_storage
 from .errors import EXIT_OK, EXIT_PROBLEMS
 from .render import human_bytes, printable
@@ -74,6 +75,7 @@ def examine(path: str | None) -> Iterator[Finding]:
         yield from examine_storage(config, further_are_known=path is None)
     yield _io_uring()
     yield _shared_memory()
+    yield from examine_nvme(config.dram_bytes if config is not None else 0)
     yield _gpu()
     yield from _sglang()
 
