@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registers of an NVMe controller read by a GPU, where vfio-pci has one to give; else what is missing. Ordinary memory
+// Registers of NVMe controllers read by a GPU: of those named on the command line, which vfio-pci has. Ordinary memory
 // is first, since a reader that answers wrongly there is no reader.
 #include <cuda_runtime.h>
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 
 #include "gpu/io_memory.h"
-#include "nvme/memory.h"
-#include "nvme/vfio/pci_device.h"
 #include "tardis/nvme.h"
 
 namespace {
@@ -54,28 +53,30 @@ void refusals() {
   expect(read(page + 4, &first, 1) == cudaErrorInvalidValue, "memory within a page is refused");
 }
 
-// How many controllers were tried.
-int drives() {
-  auto found = tardis::nvme::PciDevice::list_nvme();
-  int tried = 0;
-  if (!found) return 0;
-  for (const auto& drive : *found) {
-    if (drive.driver != tardis::nvme::kVfioPciDriver) continue;
-    ++tried;
-    char *json = nullptr, *error = nullptr;
-    const tardis_code code =
-        tardis_nvme_check_doorbells(nullptr, drive.address.text().c_str(), tardis_gpu_io_memory_read, &json, &error);
-    std::printf("%s\n", code == TARDIS_OK ? json : error);
-    expect(code == TARDIS_OK && std::strstr(json, "\"reached\":true") != nullptr, "the GPU reads its registers");
-    tardis_free(json);
-    tardis_free(error);
-  }
-  return tried;
+using Text = std::unique_ptr<char, void (*)(void*)>;
+
+template <class Call>
+Text ask(const char* what, Call call) {
+  char *json = nullptr, *error = nullptr;
+  const tardis_code code = call(&json, &error);
+  Text answer(json, tardis_free);
+  const Text message(error, tardis_free);
+  std::printf("%s: %s\n", what, code == TARDIS_OK ? json : error);
+  expect(code == TARDIS_OK, what);
+  return answer;
+}
+
+void drive(const char* address) {
+  const Text verdict = ask(address, [&](char** json, char** error) {
+    return tardis_nvme_check_doorbells(nullptr, address, tardis_gpu_io_memory_read, json, error);
+  });
+  expect(verdict != nullptr && std::strstr(verdict.get(), "\"reached\":true") != nullptr,
+         "the GPU reads what the host reads");
 }
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   tardis_gpu_peer_facts facts{};
   if (tardis_gpu_peer_facts_of(&facts) != cudaSuccess || facts.devices == 0) {
     std::printf("skipped: no GPU\n");
@@ -83,10 +84,15 @@ int main() {
   }
   std::printf("GPU: GPUDirect RDMA %d, dma-buf %d, cudaHostRegister %d\n", facts.direct_rdma, facts.dma_buf,
               facts.register_memory);
-  const auto provider = tardis::nvme::find_gpu_memory_provider();
-  std::printf("%s\n", provider ? "a provider of GPU memory was found" : provider.error().message.c_str());
   refusals();
   ordinary_memory();
-  if (drives() == 0) std::printf("doorbells by a GPU: not available: no NVMe device that vfio-pci has\n");
+  ask("ways to GPU memory", [](char** json, char** error) { return tardis_nvme_gpu_memory(nullptr, json, error); });
+  const Text list = ask("drives", [](char** json, char** error) { return tardis_nvme_list(nullptr, json, error); });
+  for (int i = 1; i < argc; ++i) drive(argv[i]);
+  if (argc == 1) {
+    const bool none = list != nullptr && std::strcmp(list.get(), "{\"drives\":[]}") == 0;
+    std::printf("doorbells by a GPU: %s\n", none ? "not available: no NVMe device"
+                                                 : "not tried: name a drive that vfio-pci has, which is reset for it");
+  }
   return failures == 0 ? 0 : 1;
 }

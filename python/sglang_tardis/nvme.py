@@ -125,9 +125,7 @@ def format_store(
     """
     if not 0 < namespace < 0xFFFFFFFF:
         raise GioError(f"namespace: expected an id of 1 to 4294967294, found {namespace}", "invalid_argument")
-    return _ask(
-        "tardis_nvme_format_store", root, _bytes(address), namespace, _bytes(os.path.abspath(home)), int(erase)
-    )
+    return _ask("tardis_nvme_format_store", root, _bytes(address), namespace, _bytes(os.path.abspath(home)), int(erase))
 
 
 def release(address: str, to: str = "vfio-pci", *, carry_out: bool = False, root: str = "/") -> dict[str, Any]:

@@ -18,7 +18,6 @@ mke2fs -F /dev/nvme0n1 >/dev/null && mkdir -p /tmp/mounted && mount -t ext2 /dev
 {run("ScenarioCli.ADriveInUseStays")} || exit 1
 umount /tmp/mounted || exit 1
 {run(":".join(f"ScenarioCli.{case}" for case in CASES))} || exit 1
-until [ -b /dev/nvme0n1 ]; do usleep 20000; done
 """
 
 

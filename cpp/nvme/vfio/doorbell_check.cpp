@@ -20,7 +20,7 @@ std::string hex(std::uint32_t value) {
 
 }  // namespace
 
-Result<IoMemoryVerdict> check_doorbells(BarWindow& window, const IoMemoryReader& reader) {
+Result<IoMemoryVerdict> check_doorbells(RegisterWindow& window, const IoMemoryReader& reader) {
   auto* const doorbells = reinterpret_cast<volatile std::byte*>(window.doorbells());
   auto* const registers = const_cast<std::byte*>(doorbells - kRegDoorbells);
   std::array<std::uint32_t, kConstant.size()> expected{}, found{};

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "nvme/vfio/bar_window.h"
+#include "nvme/register_window.h"
 
 namespace tardis::nvme {
 
@@ -24,7 +24,7 @@ struct IoMemoryVerdict {
 };
 
 // Reads CAP and VS, which do not change, and compares them with what this process reads; then a doorbell, whose value
-// means nothing. Writes to no register.
-Result<IoMemoryVerdict> check_doorbells(BarWindow& window, const IoMemoryReader& reader);
+// means nothing. Writes to no register. `window`: of registers in memory, one page before the doorbells (BarWindow).
+Result<IoMemoryVerdict> check_doorbells(RegisterWindow& window, const IoMemoryReader& reader);
 
 }  // namespace tardis::nvme

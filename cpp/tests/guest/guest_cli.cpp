@@ -43,9 +43,9 @@ Answer release(const char* to, bool carry_out) {
     return tardis_nvme_release(nullptr, drive().c_str(), to, carry_out ? 1 : 0, json, error);
   });
 }
-Answer format(const std::string& home, bool erase, std::uint32_t id = 1) {
+Answer format(const std::string& home, bool erase) {
   return ask([&](char** json, char** error) {
-    return tardis_nvme_format_store(nullptr, drive().c_str(), id, home.c_str(), erase ? 1 : 0, json, error);
+    return tardis_nvme_format_store(nullptr, drive().c_str(), 1, home.c_str(), erase ? 1 : 0, json, error);
   });
 }
 Answer doorbells(tardis_nvme_reader reader) {
@@ -64,12 +64,6 @@ int honest(void* memory, uint64_t bytes, const uint32_t* offsets, uint32_t* valu
   }
   return 0;
 }
-int of_another_memory(void*, uint64_t, const uint32_t*, uint32_t* values, uint32_t count) {
-  std::fill(values, values + count, 0u);
-  return 0;
-}
-int refusing(void*, uint64_t, const uint32_t*, uint32_t*, uint32_t) { return 801; }
-
 // The file system of its namespace is mounted.
 TEST(ScenarioCli, ADriveInUseStays) {
   const Answer all = list();
@@ -115,8 +109,6 @@ TEST(ScenarioCli, AReleasedDriveIsDescribed) {
   EXPECT_FALSE(health.has(R"("write_commands":0,)")) << "mke2fs wrote to it";
 
   expect_has(doorbells(honest), {R"("reached":true)", "were read as by the host"});
-  expect_has(doorbells(of_another_memory), {R"("reached":false)", "found 00000000"});
-  expect_has(doorbells(refusing), {R"("reached":false,"reader_error":801)"});
 }
 
 TEST(ScenarioCli, ANamespaceIsFormattedForAStore) {
@@ -126,8 +118,6 @@ TEST(ScenarioCli, ANamespaceIsFormattedForAStore) {
   EXPECT_EQ(refused.code, TARDIS_INVALID_ARGUMENT);
   expect_has(refused, {"ext"});
   EXPECT_FALSE(std::filesystem::exists(home)) << "a refusal leaves no folder behind";
-  EXPECT_EQ(format(home, true, 7).code, TARDIS_NOT_FOUND);
-  EXPECT_FALSE(std::filesystem::exists(home));
   expect_has(format(home, true), {R"("formatted":true)", R"("found":"an ext)"});
   const Answer again = format(home, true);
   expect_has(again, {R"("formatted":false)"});
@@ -153,6 +143,10 @@ TEST(ScenarioCli, ANamespaceIsFormattedForAStore) {
 TEST(ScenarioCli, ADriveIsGivenBack) {
   expect_has(release("nvme", true), {R"("from":"vfio-pci","to":"nvme")", R"("done":true,"remaining":"")"});
   EXPECT_EQ(driver_of_drive(), "nvme");
+  // The kernel looks for namespaces in a thread of its own.
+  for (int i = 0; i < 500 && !std::filesystem::exists("/dev/nvme0n1"); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
   expect_has(list(), {R"("driver":"nvme")", R"("name":"nvme0n1")"});
 }
 
