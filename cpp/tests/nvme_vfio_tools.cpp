@@ -14,6 +14,7 @@
 #include "nvme/vfio/drive_facts.h"
 #include "nvme/vfio/drive_release.h"
 #include "store_support.h"
+#include "tests/nvme_driver_support.h"
 
 namespace tardis::nvme {
 namespace {
@@ -307,6 +308,33 @@ TEST(NvmeVfioTools, AReaderOfRegistersIsBelievedOnlyIfItReadsThem) {
   EXPECT_FALSE(verdict->reached);
   registers.words.fill(kRegisterGone);
   EXPECT_FALSE(check_doorbells(registers, read_from(0, -1)));
+}
+
+TEST(NvmeVfioTools, DataOfAdminCommands) {
+  testing::RigOptions options;
+  options.driver.queues = 1;
+  options.driver.external_queues = kMaxQueueEntries;
+  testing::Rig rig(options);
+  ASSERT_NE(rig.driver, nullptr);
+  Driver& driver = *rig.driver;
+  EXPECT_EQ(driver.granted_queues(), driver.queue_pairs() + driver.external_queues());
+  IdentifyController controller;
+  ASSERT_TRUE(driver.read_identify(kCnsController, 0, std::as_writable_bytes(std::span(&controller, 1))));
+  const auto info = read_controller(controller, driver.capabilities(), driver.controller().version, {});
+  ASSERT_TRUE(info);
+  EXPECT_EQ(*info, driver.controller());
+  IdentifyNamespace space;
+  ASSERT_TRUE(driver.read_identify(kCnsNamespace, 1, std::as_writable_bytes(std::span(&space, 1))));
+  EXPECT_EQ(space.size_blocks, driver.namespaces().front().blocks);
+  std::array<std::byte, 64> entry{};
+  EXPECT_TRUE(driver.read_log(kLogErrors, entry));
+  const Status none = driver.read_log(static_cast<LogPage>(0xbf), entry);
+  ASSERT_FALSE(none);
+  expect_has(none.error().message, {"Get Log Page"});
+  std::array<std::byte, 4100> much{};
+  for (const std::size_t bytes : {0u, 3u, 4100u}) {
+    EXPECT_EQ(driver.read_log(kLogErrors, std::span(much).first(bytes)).error().code, Code::kInvalidArgument);
+  }
 }
 
 TEST(NvmeVfioTools, WaysToGpuMemoryAreNamed) {
