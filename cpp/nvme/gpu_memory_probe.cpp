@@ -39,14 +39,12 @@ GpuMemoryProbe peermem(const SystemPaths& paths) {
                : "the module is not loaded"};
 }
 
-// Type1 takes memory of the process; iommufd takes that and dma-bufs of VFIO devices.
 GpuMemoryProbe dma_buf(const SystemPaths& paths) {
   const bool iommufd = is_there(fs::path(paths.dev) / "iommu");
-  return {
-      "dma-buf into VFIO", false,
-      std::string(iommufd ? "/dev/iommu is there" : "no /dev/iommu") +
-          "; no released kernel is known to map a GPU driver's dma-buf for a VFIO device "
-          "(VFIO_DEVICE_FEATURE_DMA_BUF is the other direction: it gives out the BARs of a VFIO device). Not tried"};
+  return {"dma-buf into VFIO", false,
+          std::string(iommufd ? "/dev/iommu is there" : "no /dev/iommu") +
+              "; not tried: it takes a kernel that maps the dma-buf of a GPU's driver for a VFIO device "
+              "(VFIO_DEVICE_FEATURE_DMA_BUF is the other direction: it gives out the BARs of a VFIO device)"};
 }
 
 GpuMemoryProbe direct_storage(const SystemPaths& paths) {
