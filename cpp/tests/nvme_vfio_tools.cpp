@@ -246,6 +246,16 @@ TEST(NvmeVfioTools, AReleaseThatNoDriverTakesIsTakenBack) {
   EXPECT_EQ(Machine::read(machine.device() / "driver/unbind"), "0000:81:00.0\n");
   EXPECT_EQ(Machine::read(machine.paths.sys + "/bus/pci/drivers_probe"), "0000:81:00.0\n");
   EXPECT_EQ(Machine::read(machine.device() / "driver_override").substr(0, 1), "\n") << "the override is taken back";
+  // It lost its driver between the plan and the deed.
+  auto lost = machine.plan("vfio-pci");
+  ASSERT_TRUE(lost);
+  machine.set_driver("");
+  Machine::write(machine.paths.sys + "/bus/pci/drivers_probe", "");
+  const Status nobody = lost->carry_out();
+  ASSERT_FALSE(nobody);
+  expect_has(nobody.error().message, {"driver/unbind", "nvme was asked to take it back"});
+  EXPECT_EQ(Machine::read(machine.paths.sys + "/bus/pci/drivers_probe"), "0000:81:00.0\n");
+  machine.set_driver("nvme");
   // It was mounted between the plan and the deed.
   auto late = machine.plan("vfio-pci");
   ASSERT_TRUE(late);

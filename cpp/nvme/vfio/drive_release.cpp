@@ -179,15 +179,11 @@ Status DriveRelease::carry_out() {
     steps_.clear();
     return {};
   }
-  if (device_.driver.empty() || driver_now() == device_.driver) {
-    (void)write_step(folder() + "/driver_override", "");
-    return taken;
-  }
-  // Without a driver the drive is of no use to anybody.
   const std::string back = device_.driver == kVfioPciDriver ? kVfioPciDriver : "";
-  if (write_step(folder() + "/driver_override", back)) {
-    (void)write_step(paths_.sys + "/bus/pci/drivers_probe", device_.address.text());
-  }
+  const Status taken_back = write_step(folder() + "/driver_override", back);
+  if (device_.driver.empty() || driver_now() == device_.driver) return taken;
+  // Without a driver the drive is of no use to anybody.
+  if (taken_back) (void)write_step(paths_.sys + "/bus/pci/drivers_probe", device_.address.text());
   return Error{taken.error().code, taken.error().message + "; " + device_.driver + " was asked to take it back",
                taken.error().os_error};
 }
