@@ -146,12 +146,18 @@ TEST(NvmeDriver, BringUpThatSucceedsSendsTheseCommands) {
 // Their offsets wrap around 2^32: the first would be those of the admin queue.
 TEST(NvmeDriver, DoorbellsBeyondTheWindowAreNoneOfOtherQueues) {
   Rig rig(closed_rig());
+  struct LargeWindow : WindowBefore {
+    explicit LargeWindow(RegisterWindow& b) : window(b) {}
+    RegisterWindow& behind() override { return window; }
+    std::uint32_t bytes() const override { return 1u << 30; }
+    RegisterWindow& window;
+  } window(rig.controller->window());
   IoQueueShape shape;
   shape.entries = 4;
   shape.commands = 3;
   shape.doorbell_stride = 15;
   for (const std::uint16_t id : {16384, 16385, 32768, 65535}) {
-    const auto queue = IoQueue::create(*rig.space, rig.controller->window(), id, shape, {});
+    const auto queue = IoQueue::create(*rig.space, window, id, shape, {});
     ASSERT_FALSE(queue) << id;
     EXPECT_NE(queue.error().message.find("ask for fewer queues"), std::string::npos) << queue.error().message;
   }
