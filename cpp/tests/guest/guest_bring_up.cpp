@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bring-up, Identify and what the machine says of the controller.
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 #include "guest_support.h"
+#include "nvme/vfio/memlock.h"
 
 namespace tardis::nvme::testing {
 namespace {
@@ -43,6 +46,44 @@ TEST_F(GuestBringUp, OneOwnerAtATime) {
   auto second = VfioController::open(address, guest_options());
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().os_error, EBUSY) << second.error().message;
+}
+
+// Files, mappings and pinned memory of attempts, whether they succeeded or not.
+TEST_F(GuestBringUp, NothingIsLeftBehind) {
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator files("/proc/self/fd"), end;
+    return std::distance(files, end);
+  };
+  const auto mappings = [] {
+    int count = 0;
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) count += line.find("vfio") != std::string::npos ? 1 : 0;
+    return count;
+  };
+  (void)open();
+  const auto files = open_files();
+  const std::uint64_t locked = Memlock::read().locked;
+  EXPECT_EQ(mappings(), 0);
+  for (int i = 0; i < 2; ++i) {
+    {
+      const auto controller = open();
+      ASSERT_NE(controller, nullptr);
+      EXPECT_GT(mappings(), 0);
+      EXPECT_FALSE(VfioController::open(address, guest_options())) << "a second owner";
+      EXPECT_FALSE(open_vfio_namespace(address, 1, guest_options()));
+    }
+    EXPECT_FALSE(open_vfio_namespace(address, 77, guest_options())) << "no such namespace";
+    VfioOptions late = guest_options();
+    late.driver.queues = 0;
+    EXPECT_FALSE(VfioController::open(address, late)) << "refused once the function is open";
+    VfioOptions hasty = guest_options();
+    hasty.driver.ready_timeout_ms = 1;
+    hasty.driver.admin_timeout_ms = 1;
+    (void)VfioController::open(address, hasty);  // at whatever step its time is over, or not at all
+    EXPECT_EQ(open_files(), files);
+    EXPECT_EQ(mappings(), 0);
+    EXPECT_EQ(Memlock::read().locked, locked);
+  }
 }
 
 TEST_F(GuestBringUp, NamespaceKeepsTheController) {
