@@ -278,7 +278,10 @@ TEST(NvmeVfioPci, UsersThatNeitherMountsNorHoldersShow) {
   EXPECT_EQ(users(process("ng0n1")), "ng0n1 is open in process 77 (qemu-system-x86);");
   EXPECT_EQ(users(process("nvme0n12")), "");
   // A container without the node: whether somebody has it open cannot be found out.
-  const std::string blind = users([](Machine& m) { fs::remove(fs::path(m.paths.dev) / "nvme0n1"); });
+  const std::string blind = users([&](Machine& m) {
+    fs::remove(fs::path(m.paths.dev) / "nvme0n1");
+    EXPECT_TRUE(known_users_of(*PciAddress::parse(address), m.paths).empty()) << "nothing was opened";
+  });
   EXPECT_NE(blind.find("cannot be opened to find out who uses nvme0n1"), std::string::npos) << blind;
   const std::string going = users([&](Machine& m) {
     fs::remove(fs::path(m.paths.dev) / "nvme0n1");

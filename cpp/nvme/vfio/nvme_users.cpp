@@ -5,6 +5,7 @@
 #include <cctype>
 #include <filesystem>
 #include <sstream>
+#include <utility>
 
 #include "nvme/vfio/block_users.h"
 #include "nvme/vfio/text_file.h"
@@ -114,7 +115,7 @@ std::vector<std::string> namespaces_of(const PciAddress& address, const SystemPa
 
 namespace {
 
-// Of one namespace and its partitions.
+// Of one namespace and its partitions, as the kernel shows it.
 std::vector<std::string> known_users(const std::vector<DeviceNode>& nodes, const std::vector<Mount>& mounted,
                                      const std::vector<std::string>& swapped) {
   std::vector<std::string> users;
@@ -135,7 +136,7 @@ std::vector<std::string> known_users(const std::vector<DeviceNode>& nodes, const
   return users;
 }
 
-std::vector<std::string> all_users(const PciAddress& address, const SystemPaths& paths, bool look_for_openers) {
+std::vector<std::string> all_users(const PciAddress& address, const SystemPaths& paths, bool open_nodes) {
   std::vector<std::string> users;
   const auto mounted = mounts(paths);
   const auto swapped = swaps(paths);
@@ -144,10 +145,11 @@ std::vector<std::string> all_users(const PciAddress& address, const SystemPaths&
     const DeviceNode disk = nodes.front();
     const auto known = known_users(nodes, mounted, swapped);
     users.insert(users.end(), known.begin(), known.end());
-    if (!known.empty() || !look_for_openers) continue;
+    if (!known.empty()) continue;
     nodes.push_back(generic_node(name, paths));
     const auto openers = openers_of(nodes, paths);
     users.insert(users.end(), openers.begin(), openers.end());
+    if (!open_nodes) continue;
     if (auto opener = exclusive_opener_of(disk, paths)) users.push_back(std::move(*opener));
   }
   return users;
