@@ -76,6 +76,7 @@ class NvmeMachine:
         }.items():
             self.write(f"{controller}/{name}", f"{text}\n")
         (self.root / controller / "nvme0n1").mkdir()
+        self.write("dev/nvme0n1", "")
         for name, text in {
             "dev": "259:0",
             "size": "4194304",

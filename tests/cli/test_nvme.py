@@ -72,6 +72,7 @@ def test_list_shows_who_has_a_drive_and_what_for(machine, capsys):
 def test_list_opens_nothing(machine, capsys):
     machine.add_kernel_drive()
     node = machine.root / "dev/nvme0n1"
+    node.unlink()
     os.mkfifo(node)  # opening it would wait for ever
     _, out, _ = run(capsys, "nvme", "list", "--root", machine.root)
     assert "nothing is known to use it" in out and "VFIO: the kernel's driver has it" in out
