@@ -10,8 +10,6 @@
 namespace tardis::nvme {
 namespace {
 
-constexpr std::uint32_t kMostBounceBytes = 1u << 20;  // of one buffer: a list of one page names it
-
 SubmissionEntry identify(IdentifyCns cns, std::uint32_t namespace_id) {
   SubmissionEntry command{};
   command.opcode = static_cast<std::uint8_t>(AdminOpcode::kIdentify);
@@ -97,7 +95,7 @@ Status Driver::start() {
     // First: if only half of it is created, its memory must stay until the controller is off.
     queues_.push_back(std::move(*queue));
     if (auto created = create_queue(*queues_.back()); !created) return created;
-    unowned_.push_back(queues_.back().get());
+    pool_.add(*queues_.back());
   }
   return {};
 }
@@ -287,26 +285,6 @@ DriverCounters Driver::counters() const {
   c.resets = count_.resets.load();
   for (const auto& queue : queues_) c.quarantined += queue->quarantined();
   return c;
-}
-
-IoQueue& Driver::acquire() {
-  std::unique_lock lock(pool_mutex_);
-  const std::uint64_t ticket = next_ticket_++;
-  pool_changed_.wait(lock, [&] { return ticket == served_ && !unowned_.empty(); });
-  ++served_;
-  IoQueue* const queue = unowned_.back();
-  unowned_.pop_back();
-  // Whoever asked next waited for this one to be served, too.
-  if (!unowned_.empty()) pool_changed_.notify_all();
-  return *queue;
-}
-
-void Driver::give_back(IoQueue& queue) {
-  {
-    const std::lock_guard lock(pool_mutex_);
-    unowned_.push_back(&queue);
-  }
-  pool_changed_.notify_all();
 }
 
 }  // namespace tardis::nvme

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,7 +19,9 @@
 #include "nvme/dma.h"
 #include "nvme/external_queue.h"
 #include "nvme/identify.h"
+#include "nvme/io_host.h"
 #include "nvme/io_queue.h"
+#include "nvme/queue_pool.h"
 #include "nvme/registered_memory.h"
 
 namespace tardis::nvme {
@@ -75,11 +76,11 @@ enum class DriverState : std::uint8_t {
 };
 
 // Thread-safe.
-class Driver {
+class Driver final : public IoHost {
  public:
   // Brings the controller up from any state. `window` and `mapper` must outlive the driver.
   static Result<std::unique_ptr<Driver>> open(RegisterWindow& window, DmaMapper& mapper, DriverOptions options = {});
-  ~Driver();  // shuts down
+  ~Driver() override;  // shuts down
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
@@ -111,6 +112,9 @@ class Driver {
   Result<ExternalQueue> open_external(const ExternalRings& rings) { return open_external(host_memory_, rings); }
   // `provider` must stay until close_external(); memory that the CPU cannot reach is zeroed by the caller.
   Result<ExternalQueue> open_external(MemoryProvider& provider, const ExternalRings& rings);
+  // Deletes it and makes it again as a new one, with its memory where it is; also one that ended with a reset. Once it
+  // has returned, whatever it returns, the controller works on nothing that was submitted before.
+  Status renew_external(std::uint16_t id);
   // Its owner stores to no doorbell any more. Once this has returned, whatever it returns, the controller touches
   // neither the rings nor memory of commands that were in flight.
   Status close_external(std::uint16_t id);
@@ -136,32 +140,19 @@ class Driver {
 
   // ---- for I/O (io_run.h)
   // A queue pair for one thread, which is waited for.
-  class QueueLease {
+  class QueueLease : public QueuePool::Lease {
    public:
-    explicit QueueLease(Driver& driver) : driver_(driver), queue_(driver.acquire()) {}
-    ~QueueLease() { driver_.give_back(queue_); }
-    QueueLease(const QueueLease&) = delete;
-    QueueLease& operator=(const QueueLease&) = delete;
-    IoQueue& operator*() const { return queue_; }
-
-   private:
-    Driver& driver_;
-    IoQueue& queue_;
+    explicit QueueLease(Driver& driver) : Lease(driver.pool_) {}
   };
-  // Of a queue that is suspect, or whose controller is not ready: ends what cannot go on, in every case within a bound,
-  // and makes the queue usable again if that is possible. Called by the owner, which finds the ends of its commands in
-  // the queue.
-  void recover(IoQueue& queue);
+  void recover(IoQueue& queue) override;
+  bool healthy(IoQueue&) override { return healthy(); }
   // Looks at CSTS.
   bool healthy() { return registers_.health() == Health::kReady; }
-  int closed_error() const;  // errno for what cannot be sent any more
-  std::shared_ptr<const RegionTable> regions() const { return registered_.table(); }
-
-  struct AtomicCounters {
-    std::atomic<std::uint64_t> commands{0}, read_bytes{0}, written_bytes{0}, bounced_commands{0}, bounced_bytes{0},
-        errors{0}, retries{0}, timeouts{0}, queue_faults{0}, aborts{0}, aborted{0}, queue_deletions{0}, resets{0};
-  };
-  AtomicCounters& count() { return count_; }
+  int closed_error() const override;
+  std::shared_ptr<const RegionTable> regions() const override { return registered_.table(); }
+  IoTiming timing() const override {
+    return {options_.io_timeout_ms, options_.retries, options_.max_retry_delay_ms, controller_.retry_delay_ms};
+  }
 
  private:
   Driver(RegisterWindow& window, DmaMapper& mapper, DriverOptions options);
@@ -174,8 +165,6 @@ class Driver {
   Status find_command_set(std::uint32_t id);  // kUnsupportedFormat: not one that this driver has
   Status request_queues(std::uint32_t& granted);
   Status check_unchanged();
-  IoQueue& acquire();
-  void give_back(IoQueue& queue);
 
   // queue_commands.cpp
   Result<AdminReply> admin(const SubmissionEntry& command);
@@ -204,9 +193,13 @@ class Driver {
     std::uint16_t id;
     std::byte* memory;
     MemoryProvider* provider;
+    std::uint32_t entries;
+    std::uint64_t address;  // of the memory, for the controller
     bool mapped, alive;
   };
-  Status create_external_locked(External& external, std::uint32_t entries, std::uint64_t address);
+  Status create_external_locked(External& external);
+  // Afterwards the controller does not work on it.
+  void stop_external_locked(External& external);
   Status end_external_locked(External& external);
   Status delete_externals_locked();
   bool revoke_externals_locked();  // false: some of their memory may still be written to
@@ -227,17 +220,12 @@ class Driver {
   bool started_ = false;  // by open(), to the end
   std::atomic<DriverState> state_{DriverState::kLive};
   std::atomic<bool> cache_lost_{false};
-  AtomicCounters count_;
 
   // Held while queues are deleted and made, and the controller is reset. Taken before a queue's own lock.
   std::mutex recovery_;
   std::vector<External> externals_;  // under recovery_
 
-  // The queues that nobody owns, given out in the order of asking.
-  std::mutex pool_mutex_;
-  std::condition_variable pool_changed_;
-  std::vector<IoQueue*> unowned_;
-  std::uint64_t next_ticket_ = 0, served_ = 0;
+  QueuePool pool_;
 };
 
 }  // namespace tardis::nvme

@@ -21,9 +21,11 @@ struct ExternalRings {
   static constexpr std::size_t bytes(std::uint32_t entries) {
     return sq_offset(entries) + whole_pages(QueuePair::sq_bytes(entries));
   }
+  std::size_t mapped_bytes() const { return bytes(entries) + more_bytes; }
 
-  void* memory = nullptr;  // bytes(entries), page-aligned, and in place until close_external() has returned
+  void* memory = nullptr;  // mapped_bytes(), page-aligned, and in place until close_external() has returned
   std::uint32_t entries = 0;
+  std::size_t more_bytes = 0;  // whole pages behind the rings that are mapped with them
 };
 
 struct ExternalQueue {
@@ -33,6 +35,7 @@ struct ExternalQueue {
   CompletionEntry* cq = nullptr;
   volatile std::uint32_t* sq_tail = nullptr;  // doorbells, in the register window
   volatile std::uint32_t* cq_head = nullptr;
+  std::uint64_t address = 0;  // of the memory, for the controller
 };
 
 }  // namespace tardis::nvme

@@ -39,10 +39,10 @@ Result<ExternalQueue> Driver::open_external(MemoryProvider& provider, const Exte
   }
   auto* const memory = static_cast<std::byte*>(rings.memory);
   if (provider.host_accessible()) std::memset(memory, 0, QueuePair::cq_bytes(rings.entries));
-  auto address = provider.map(memory, ExternalRings::bytes(rings.entries));
+  auto address = provider.map(memory, rings.mapped_bytes());
   if (!address) return address.error();
-  externals_.push_back({id, memory, &provider, true, true});
-  if (auto created = create_external_locked(externals_.back(), rings.entries, *address); !created) {
+  externals_.push_back({id, memory, &provider, rings.entries, *address, true, true});
+  if (auto created = create_external_locked(externals_.back()); !created) {
     (void)end_external_locked(externals_.back());
     externals_.pop_back();
     return created.error();
@@ -50,6 +50,7 @@ Result<ExternalQueue> Driver::open_external(MemoryProvider& provider, const Exte
   ExternalQueue queue;
   queue.id = id;
   queue.entries = rings.entries;
+  queue.address = *address;
   queue.cq = reinterpret_cast<CompletionEntry*>(memory);
   queue.sq = reinterpret_cast<SubmissionEntry*>(memory + ExternalRings::sq_offset(rings.entries));
   queue.sq_tail = window_.doorbells() + (tail - kRegDoorbells) / 4;
@@ -58,7 +59,9 @@ Result<ExternalQueue> Driver::open_external(MemoryProvider& provider, const Exte
 }
 
 // An error leaves it alive if some of it may exist.
-Status Driver::create_external_locked(External& external, std::uint32_t entries, std::uint64_t address) {
+Status Driver::create_external_locked(External& external) {
+  const std::uint32_t entries = external.entries;
+  const std::uint64_t address = external.address;
   if (address % kPageBytes != 0) {
     external.alive = false;
     return Error{Code::kInternal, "external NVMe queue: expected a page-aligned address for the controller, found " +
@@ -73,6 +76,26 @@ Status Driver::create_external_locked(External& external, std::uint32_t entries,
   if (sq && sq->status.ok()) return {};
   external.alive = !sq || !delete_completion_queue(external.id);
   return answered(sq, "Create I/O Submission Queue (external)");
+}
+
+Status Driver::renew_external(std::uint16_t id) {
+  const std::lock_guard lock(recovery_);
+  const auto at =
+      std::find_if(externals_.begin(), externals_.end(), [id](const External& each) { return each.id == id; });
+  if (at == externals_.end()) {
+    return Error{Code::kNotFound, "external NVMe queue " + std::to_string(id) + ": expected one that is open"};
+  }
+  if (state_.load() == DriverState::kLive) stop_external_locked(*at);
+  // A controller that failed has lost queues of which nobody knows yet.
+  if (state_.load() == DriverState::kLive && registers_.health() != Health::kReady) (void)reset_locked();
+  if (state_.load() != DriverState::kLive) {
+    return Error{Code::kClosed, "external NVMe queue: expected a controller in use, found none", closed_error()};
+  }
+  if (at->provider->host_accessible()) std::memset(at->memory, 0, QueuePair::cq_bytes(at->entries));
+  at->alive = true;
+  auto created = create_external_locked(*at);
+  if (!created) stop_external_locked(*at);
+  return created;
 }
 
 Status Driver::close_external(std::uint16_t id) {
@@ -93,15 +116,18 @@ bool Driver::external_alive(std::uint16_t id) {
                      [id](const External& each) { return each.id == id && each.alive; });
 }
 
+void Driver::stop_external_locked(External& external) {
+  if (!external.alive) return;
+  const bool deleted = state_.load() == DriverState::kLive && registers_.health() == Health::kReady &&
+                       delete_submission_queue(external.id) && delete_completion_queue(external.id);
+  if (deleted) count_.queue_deletions.fetch_add(1, std::memory_order_relaxed);
+  // If that fails too, it has unmapped everything.
+  if (!deleted) (void)reset_locked();
+  external.alive = false;
+}
+
 Status Driver::end_external_locked(External& external) {
-  if (external.alive) {
-    const bool deleted = state_.load() == DriverState::kLive && registers_.health() == Health::kReady &&
-                         delete_submission_queue(external.id) && delete_completion_queue(external.id);
-    if (deleted) count_.queue_deletions.fetch_add(1, std::memory_order_relaxed);
-    // If that fails too, it has unmapped everything.
-    if (!deleted) (void)reset_locked();
-    external.alive = false;
-  }
+  stop_external_locked(external);
   if (!external.mapped) return {};
   external.mapped = false;
   return external.provider->unmap(external.memory);

@@ -122,6 +122,20 @@ CommandPlan plan_bounce(const PlanLimits& limits, const RegionTable& regions, Wa
 
 }  // namespace
 
+PlanLimits plan_limits(const ControllerInfo& controller, const NamespaceInfo& space, std::uint64_t max_command_bytes,
+                       bool split_at_boundary, std::uint64_t bounce_bytes) {
+  PlanLimits limits;
+  limits.block_bytes = space.block_bytes;
+  limits.max_bytes = std::min(
+      {controller.max_transfer_bytes, max_command_bytes, std::uint64_t{kMaxBlocksPerCommand} * space.block_bytes});
+  limits.max_bytes -= limits.max_bytes % space.block_bytes;
+  if (split_at_boundary) limits.boundary_bytes = std::uint64_t{space.boundary_blocks} * space.block_bytes;
+  limits.sgl = controller.sgl;
+  limits.sgl_blocks = controller.sgl_blocks;
+  limits.bounce_bytes = bounce_bytes;
+  return limits;
+}
+
 CommandPlan plan_command(const PlanLimits& limits, const RegionTable& regions, std::uint64_t offset,
                          std::span<const iovec> memory, IovecCursor at, std::uint64_t left,
                          std::vector<PlanRange>& ranges) {

@@ -25,6 +25,10 @@ struct PlanLimits {
   std::uint64_t bounce_bytes = 0;  // of a bounce buffer, whole blocks
 };
 
+// Of commands for a namespace.
+PlanLimits plan_limits(const ControllerInfo& controller, const NamespaceInfo& space, std::uint64_t max_command_bytes,
+                       bool split_at_boundary, std::uint64_t bounce_bytes);
+
 // Memory that is contiguous for the controller.
 struct PlanRange {
   std::uint64_t address = 0, length = 0;

@@ -3,14 +3,20 @@
 
 #include <algorithm>
 
+#include "nvme/external_queue.h"
+
 namespace tardis::nvme {
 namespace {
 
-constexpr std::size_t whole_pages(std::size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+std::size_t list_offset_of(const IoQueueShape& shape) { return ExternalRings::bytes(shape.entries); }
+
+std::size_t bounce_offset_of(const IoQueueShape& shape) {
+  return list_offset_of(shape) + std::size_t{shape.commands} * kPageBytes;
+}
 
 }  // namespace
 
-Result<std::unique_ptr<IoQueue>> IoQueue::create(DmaMapper& mapper, RegisterWindow& window, std::uint16_t id,
+Result<std::unique_ptr<IoQueue>> IoQueue::create(DmaMapper& mapper, Doorbells& window, std::uint16_t id,
                                                  const IoQueueShape& shape, const QueueShadows& shadows) {
   const std::uint32_t tail = sq_tail_doorbell(id, shape.doorbell_stride);
   const std::uint32_t head = cq_head_doorbell(id, shape.doorbell_stride);
@@ -21,10 +27,10 @@ Result<std::unique_ptr<IoQueue>> IoQueue::create(DmaMapper& mapper, RegisterWind
                                       "; ask for fewer queues"};
   }
   std::unique_ptr<IoQueue> queue(new IoQueue(window, id, shape));
-  queue->sq_offset_ = whole_pages(QueuePair::cq_bytes(shape.entries));
-  queue->list_offset_ = queue->sq_offset_ + whole_pages(QueuePair::sq_bytes(shape.entries));
-  queue->bounce_offset_ = queue->list_offset_ + std::size_t{shape.commands} * kPageBytes;
-  auto memory = DmaMemory::allocate(mapper, queue->bounce_offset(shape.bounce_buffers));
+  queue->sq_offset_ = ExternalRings::sq_offset(shape.entries);
+  queue->list_offset_ = list_offset_of(shape);
+  queue->bounce_offset_ = bounce_offset_of(shape);
+  auto memory = DmaMemory::allocate(mapper, memory_bytes(shape));
   if (!memory) return memory.error();
   queue->memory_ = std::move(*memory);
   queue->slots_.resize(shape.commands);
@@ -43,6 +49,10 @@ Result<std::unique_ptr<IoQueue>> IoQueue::create(DmaMapper& mapper, RegisterWind
       .cq_head_shadow = shadows.cq_head,
   });
   return queue;
+}
+
+std::size_t IoQueue::memory_bytes(const IoQueueShape& shape) {
+  return bounce_offset_of(shape) + std::size_t{shape.bounce_buffers} * shape.bounce_bytes;
 }
 
 PrpList IoQueue::list_page(std::uint32_t command) {

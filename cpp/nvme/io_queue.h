@@ -33,6 +33,8 @@ struct FinishedCommand {
   CommandStatus status{0};
 };
 
+constexpr std::uint32_t kMostBounceBytes = 1u << 20;  // of one buffer: a list of one page names it
+
 struct IoQueueShape {
   std::uint32_t entries = 0;   // of both rings
   std::uint32_t commands = 0;  // in flight at most; below entries
@@ -48,8 +50,10 @@ struct QueueShadows {
 class IoQueue {
  public:
   // `shadows` stay as long as the queue is used.
-  static Result<std::unique_ptr<IoQueue>> create(DmaMapper& mapper, RegisterWindow& window, std::uint16_t id,
+  static Result<std::unique_ptr<IoQueue>> create(DmaMapper& mapper, Doorbells& window, std::uint16_t id,
                                                  const IoQueueShape& shape, const QueueShadows& shadows);
+  // What it allocates: rings as ExternalRings has them, then pages for lists, then bounce buffers.
+  static std::size_t memory_bytes(const IoQueueShape& shape);
 
   std::uint16_t id() const { return id_; }
   std::uint32_t commands() const { return shape_.commands; }
@@ -95,15 +99,14 @@ class IoQueue {
   Status close_held();
 
  private:
-  IoQueue(RegisterWindow& window, std::uint16_t id, const IoQueueShape& shape)
-      : window_(window), id_(id), shape_(shape) {}
+  IoQueue(Doorbells& window, std::uint16_t id, const IoQueueShape& shape) : window_(window), id_(id), shape_(shape) {}
   std::size_t bounce_offset(std::uint32_t buffer) const {
     return bounce_offset_ + std::size_t{buffer} * shape_.bounce_bytes;
   }
   void collect_held();
   void end_all_held(Fate fate);
 
-  RegisterWindow& window_;
+  Doorbells& window_;
   const std::uint16_t id_;
   const IoQueueShape shape_;
   DmaMemory memory_;  // completion queue, submission queue, list pages, bounce buffers

@@ -21,8 +21,15 @@ void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) {
 
 }  // namespace
 
-IoRun::IoRun(Driver& driver, IoQueue& queue, const NamespaceInfo& space, const PlanLimits& limits)
-    : driver_(driver), queue_(queue), space_(space), limits_(limits), regions_(driver.regions()) {
+IoRun::IoRun(IoHost& host, IoQueue& queue, const NamespaceInfo& space, const PlanLimits& limits,
+             std::uint64_t first_block)
+    : host_(host),
+      queue_(queue),
+      space_(space),
+      limits_(limits),
+      begin_(first_block * space.block_bytes),
+      timing_(host.timing()),
+      regions_(host.regions()) {
   for (std::uint32_t i = queue.bounce_buffers(); i > 0; --i) free_bounces_.push_back(i - 1);
 }
 
@@ -70,7 +77,7 @@ void IoRun::drive() {
     const bool progress = queue_.exchange(done_) > 0;
     for (const FinishedCommand& finished : done_) end(static_cast<std::uint32_t>(finished.tag), finished, now);
     if (queue_.suspect(now)) {
-      driver_.recover(queue_);
+      host_.recover(queue_);
       continue;
     }
     if (progress) {
@@ -79,7 +86,7 @@ void IoRun::drive() {
       continue;
     }
     if (now >= next_look) {
-      if (!driver_.healthy()) driver_.recover(queue_);
+      if (!host_.healthy(queue_)) host_.recover(queue_);
       next_look = now + kLookNs;
     }
     backoff.pause();
@@ -119,7 +126,7 @@ void IoRun::issue(std::uint64_t now) {
 bool IoRun::issue_command() {
   NamespaceRequest& request = requests_[current_];
   State& state = states_[current_];
-  const std::uint64_t offset = request.offset + state.issued;
+  const std::uint64_t offset = begin_ + request.offset + state.issued;
   const CommandPlan plan =
       plan_command(limits_, *regions_, offset, request.memory, state.at, state.bytes - state.issued, ranges_);
   if (plan.way == CommandPlan::Way::kImpossible) {
@@ -146,8 +153,8 @@ bool IoRun::issue_command() {
     free_bounces_.pop_back();
     IovecCursor at = state.at;
     if (write) gather(request.memory, at, queue_.bounce(flight.bounce), static_cast<std::size_t>(plan.bytes));
-    add(driver_.count().bounced_commands, 1);
-    add(driver_.count().bounced_bytes, plan.bytes);
+    add(host_.count().bounced_commands, 1);
+    add(host_.count().bounced_bytes, plan.bytes);
   }
   ++state.in_flight;
   state.issued += plan.bytes;
@@ -182,7 +189,7 @@ bool IoRun::send_waiting(std::uint64_t now) {
       ++i;
       continue;
     }
-    const std::uint64_t deadline = now + driver_.options().io_timeout_ms * kNsPerMs;
+    const std::uint64_t deadline = now + timing_.io_timeout_ms * kNsPerMs;
     const IoQueue::Submit submitted = queue_.submit(flight.command, index, deadline);
     if (submitted == IoQueue::Submit::kFull) return false;
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -201,7 +208,7 @@ int IoRun::error_of(const FinishedCommand& finished) const {
     case Fate::kTimedOut:
       return ETIMEDOUT;
     case Fate::kClosed:
-      return driver_.closed_error();
+      return host_.closed_error();
     case Fate::kLost:
       break;
   }
@@ -211,10 +218,10 @@ int IoRun::error_of(const FinishedCommand& finished) const {
 bool IoRun::again(Flight& flight, const FinishedCommand& finished, std::uint64_t now) {
   const bool lost = finished.fate == Fate::kLost;
   const bool failed = finished.fate == Fate::kCompleted && !finished.status.ok() && !finished.status.do_not_retry();
-  if ((!lost && !failed) || flight.retries >= driver_.options().retries) return false;
+  if ((!lost && !failed) || flight.retries >= timing_.retries) return false;
   if (flight.request != kFlush && requests_[flight.request].error != 0) return false;  // its request failed already
-  const std::uint32_t delay_ms = failed ? driver_.controller().retry_delay_ms[finished.status.retry_delay()] : 0;
-  if (delay_ms > driver_.options().max_retry_delay_ms) return false;
+  const std::uint32_t delay_ms = failed ? timing_.retry_delay_ms[finished.status.retry_delay()] : 0;
+  if (delay_ms > timing_.max_retry_delay_ms) return false;
   ++flight.retries;
   flight.not_before = now + delay_ms * kNsPerMs;
   return true;
@@ -224,12 +231,12 @@ void IoRun::end(std::uint32_t index, const FinishedCommand& finished, std::uint6
   Flight& flight = flights_[index];
   --sent_;
   if (again(flight, finished, now)) {
-    add(driver_.count().retries, 1);
+    add(host_.count().retries, 1);
     waiting_.push_back(index);
     return;
   }
   const int error = error_of(finished);
-  Driver::AtomicCounters& count = driver_.count();
+  IoCounters& count = host_.count();
   add(count.commands, 1);
   if (error != 0) add(count.errors, 1);
   if (flight.request == kFlush) {

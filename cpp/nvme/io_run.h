@@ -7,16 +7,19 @@
 #include <span>
 #include <vector>
 
-#include "nvme/driver.h"
+#include "nvme/identify.h"
+#include "nvme/io_host.h"
 #include "nvme/io_plan.h"
+#include "nvme/io_queue.h"
 #include "nvme/raw_namespace.h"
 
 namespace tardis::nvme {
 
 class IoRun {
  public:
-  // `queue` is this thread's until the run is over.
-  IoRun(Driver& driver, IoQueue& queue, const NamespaceInfo& space, const PlanLimits& limits);
+  // `queue` is this thread's until the run is over. `first_block`: of the namespace, where the blocks of `space` begin.
+  IoRun(IoHost& host, IoQueue& queue, const NamespaceInfo& space, const PlanLimits& limits,
+        std::uint64_t first_block = 0);
 
   // As RawNamespace::run(). `force_unit_access`: what is written is durable when its request completes.
   void execute(std::span<NamespaceRequest> requests, const RawNamespace::Completion& on_complete,
@@ -57,10 +60,12 @@ class IoRun {
   void fail(std::size_t request, int error);
   void complete_if_over(std::size_t request);
 
-  Driver& driver_;
+  IoHost& host_;
   IoQueue& queue_;
   const NamespaceInfo& space_;
   const PlanLimits& limits_;
+  const std::uint64_t begin_;  // of `space_`, in bytes
+  const IoTiming timing_;
   const std::shared_ptr<const RegionTable> regions_;
 
   std::span<NamespaceRequest> requests_;

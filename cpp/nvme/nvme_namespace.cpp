@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nvme/nvme_namespace.h"
 
-#include <algorithm>
 #include <cerrno>
 
 #include "nvme/io_run.h"
@@ -22,20 +21,12 @@ Result<std::unique_ptr<NvmeNamespace>> NvmeNamespace::open(std::shared_ptr<Drive
 }
 
 NvmeNamespace::NvmeNamespace(std::shared_ptr<Driver> driver, const NamespaceInfo& space)
-    : driver_(std::move(driver)), space_(space) {
-  const ControllerInfo& controller = driver_->controller();
-  const DriverOptions& options = driver_->options();
-  const auto whole = [this](std::uint64_t bytes) { return bytes - bytes % space_.block_bytes; };
-  limits_.block_bytes = space_.block_bytes;
-  limits_.max_bytes = whole(std::min<std::uint64_t>({controller.max_transfer_bytes, options.max_command_bytes,
-                                                     std::uint64_t{kMaxBlocksPerCommand} * space_.block_bytes}));
-  if (options.split_at_boundary) {
-    limits_.boundary_bytes = std::uint64_t{space_.boundary_blocks} * space_.block_bytes;
-  }
-  limits_.sgl = controller.sgl;
-  limits_.sgl_blocks = controller.sgl_blocks;
-  limits_.bounce_bytes = driver_->bounce_bytes();
-  name_ = "NVMe namespace " + std::to_string(space_.id) + " of '" + controller.model + "' " + controller.serial;
+    : driver_(std::move(driver)),
+      space_(space),
+      limits_(plan_limits(driver_->controller(), space_, driver_->options().max_command_bytes,
+                          driver_->options().split_at_boundary, driver_->bounce_bytes())) {
+  name_ = "NVMe namespace " + std::to_string(space_.id) + " of '" + driver_->controller().model + "' " +
+          driver_->controller().serial;
 }
 
 void NvmeNamespace::run(std::span<NamespaceRequest> requests, const Completion& on_complete) {

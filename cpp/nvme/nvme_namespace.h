@@ -39,7 +39,7 @@ class NvmeNamespace final : public RawNamespace {
 
   const std::shared_ptr<Driver> driver_;
   const NamespaceInfo space_;
-  PlanLimits limits_;
+  const PlanLimits limits_;
   std::string name_;
 };
 

@@ -6,14 +6,10 @@
 
 namespace tardis::nvme {
 
-class RegisterWindow {
+// What the owner of a queue needs.
+class Doorbells {
  public:
-  virtual ~RegisterWindow() = default;
-
-  virtual std::uint32_t read32(std::uint32_t offset) = 0;
-  virtual std::uint64_t read64(std::uint32_t offset) = 0;
-  virtual void write32(std::uint32_t offset, std::uint32_t value) = 0;
-  virtual void write64(std::uint32_t offset, std::uint64_t value) = 0;
+  virtual ~Doorbells() = default;
 
   // Where doorbells are stored to directly, by this process and by a GPU: the start of the window in memory.
   virtual volatile std::uint32_t* doorbells() = 0;  // the word at kRegDoorbells
@@ -21,6 +17,14 @@ class RegisterWindow {
 
   // A controller of which nobody polls the doorbells is told that some were stored to. Nothing for hardware.
   virtual void notify() {}
+};
+
+class RegisterWindow : public Doorbells {
+ public:
+  virtual std::uint32_t read32(std::uint32_t offset) = 0;
+  virtual std::uint64_t read64(std::uint32_t offset) = 0;
+  virtual void write32(std::uint32_t offset, std::uint32_t value) = 0;
+  virtual void write64(std::uint32_t offset, std::uint64_t value) = 0;
 };
 
 }  // namespace tardis::nvme
