@@ -108,10 +108,16 @@ Result<std::unique_ptr<VfioDevice>> VfioDevice::create(std::shared_ptr<VfioFiles
   return device;
 }
 
-Result<std::unique_ptr<BarWindow>> VfioDevice::map_registers() {
+Result<VfioDevice::RegisterFile> VfioDevice::register_file() const {
   auto region = read_region(files_->device.get(), VFIO_PCI_BAR0_REGION_INDEX);
   if (!region) return region.error();
-  return BarWindow::map(files_->device.get(), region->offset, region->mappable);
+  return RegisterFile{files_->device.get(), region->offset, region->mappable};
+}
+
+Result<std::unique_ptr<BarWindow>> VfioDevice::map_registers() {
+  auto file = register_file();
+  if (!file) return file.error();
+  return BarWindow::map(file->fd, file->offset, file->bytes);
 }
 
 Status VfioDevice::read_config(std::uint32_t offset, std::span<std::byte> out) const {

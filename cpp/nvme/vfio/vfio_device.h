@@ -24,6 +24,12 @@ class VfioDevice {
 
   const PciCapabilities& capabilities() const { return capabilities_; }
   Result<std::unique_ptr<BarWindow>> map_registers();
+  // What map_registers() maps, for another process that does so. The file is this object's.
+  struct RegisterFile {
+    int fd = -1;
+    std::uint64_t offset = 0, bytes = 0;
+  };
+  Result<RegisterFile> register_file() const;
 
   // Whether the function may reach memory at all.
   Status set_bus_mastering(bool enabled);
