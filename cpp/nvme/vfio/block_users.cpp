@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -69,8 +70,9 @@ void add_processes(std::span<const DeviceNode> nodes, const SystemPaths& paths, 
   const auto number = [](const std::string& name) {
     return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
   };
+  const std::string self = std::to_string(::getpid());
   for (const std::string& process : names_in(paths.proc)) {
-    if (!number(process)) continue;
+    if (!number(process) || process == self) continue;  // a release claims its drive before it looks once more
     const fs::path at = fs::path(paths.proc) / process;
     for (const std::string& fd : names_in(at / "fd")) {
       const DeviceNode* const node = node_at(at / "fd" / fd, nodes, paths);
