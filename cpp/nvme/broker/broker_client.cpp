@@ -19,6 +19,7 @@ namespace tardis::nvme::broker {
 namespace {
 
 constexpr std::uint64_t kNsPerMs = 1'000'000;
+constexpr std::uint64_t kListenNs = 10 * kNsPerMs;
 constexpr std::chrono::seconds kResetWait{10};
 constexpr std::uint64_t kMostDoorbellBytes = std::uint64_t{1} << 20;
 
@@ -139,6 +140,13 @@ BrokerClient::OwnQueue& BrokerClient::own(const IoQueue& queue) {
 bool BrokerClient::healthy(IoQueue& queue) {
   link_.listen();
   return current(queue);
+}
+
+void BrokerClient::listen_at_times() {
+  const std::uint64_t now = monotonic_ns();
+  if (now < next_listen_.load(std::memory_order_relaxed)) return;
+  next_listen_.store(now + kListenNs, std::memory_order_relaxed);
+  link_.listen();
 }
 
 void BrokerClient::wait_for_late(IoQueue& queue) {

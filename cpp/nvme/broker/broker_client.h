@@ -69,6 +69,7 @@ class BrokerClient final : public IoHost {
   class QueueLease : public QueuePool::Lease {
    public:
     explicit QueueLease(BrokerClient& client) : Lease(client.pool_) {
+      client.listen_at_times();
       if (!client.current(**this)) client.recover(**this);
     }
   };
@@ -92,6 +93,8 @@ class BrokerClient final : public IoHost {
   Status open_queue();
   OwnQueue& own(const IoQueue& queue);
   bool current(IoQueue& queue) { return !link_.ended() && own(queue).made_after.load() == link_.resets(); }
+  // Also while all goes well: queues work on without their broker, and the drive is nobody else's until this ends.
+  void listen_at_times();
   void wait_for_late(IoQueue& queue);
   // Ends all requests. What the controller could touch is taken from it, if the broker has not done that.
   void give_up(const Error& why);
@@ -110,6 +113,7 @@ class BrokerClient final : public IoHost {
   RegisteredMemory registered_;
   std::vector<std::unique_ptr<OwnQueue>> queues_;
   QueuePool pool_;
+  std::atomic<std::uint64_t> next_listen_{0};  // of monotonic_ns()
   std::mutex give_up_mutex_;
   bool given_up_ = false;
 };
