@@ -188,6 +188,26 @@ TEST_F(NvmeBroker, AResetOfTheControllerIsSurvived) {
   EXPECT_FALSE(client->closed());
 }
 
+TEST_F(NvmeBroker, AFailureThatMayHaveLostACacheFailsLaterFlushes) {
+  auto options = small_broker();
+  options.soft.volatile_cache = true;
+  BrokerRig rig(socket(), options);
+  rig.excused = {ViolationKind::kDoorbellRange};
+  auto client = join_broker(client_options(socket(), "a"));
+  auto space = take_range(client, {.name = "all"});
+  std::vector<std::byte> memory(4096);
+  ASSERT_EQ(move(*space, Op::kWrite, 0, memory.data(), memory.size()), 0);
+  EXPECT_TRUE(space->flush());
+  EXPECT_TRUE(rig.driver->reset());  // of one that works keeps its cache
+  ASSERT_EQ(move(*space, Op::kWrite, 0, memory.data(), memory.size()), 0);
+  EXPECT_TRUE(space->flush());
+  rig.controller->fail();
+  // Whether it hears of the failure before or with this.
+  const auto flushed = space->flush();
+  EXPECT_EQ(refused(flushed, "may be lost"), Code::kIo);
+  EXPECT_EQ(flushed ? 0 : flushed.error().os_error, EIO);
+}
+
 TEST_F(NvmeBroker, ACommandThatNeverCompletesEndsInTimeAndCostsOnlyItsQueue) {
   BrokerRig rig(socket());
   auto options = client_options(socket(), "a");

@@ -18,4 +18,5 @@ def test_broker(lab):
         "ScenarioBroker.AKilledClientIsNothingToTheOthers",
         "ScenarioBroker.AStoreOnARange",
         "ScenarioBroker.AKilledBrokerEndsAllRequestsAndTheNextOneStarts",
+        "ScenarioBroker.ServesWithoutPrivileges",
     )

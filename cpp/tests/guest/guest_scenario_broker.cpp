@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A broker of a controller, with clients in other processes.
+#include <grp.h>
+#include <sys/resource.h>
+
 #include <filesystem>
 
 #include "guest_support.h"
 #include "nvme/broker/vfio_broker.h"
+#include "tardis/nvmed.h"
 #include "tests/nvme_broker_work.h"
 #include "tests/nvme_store_support.h"
 
@@ -140,6 +144,66 @@ TEST(ScenarioBroker, AKilledBrokerEndsAllRequestsAndTheNextOneStarts) {
   auto all = take_range(again, {.name = "all"});
   ASSERT_NE(all, nullptr);
   EXPECT_EQ(move(*all, Op::kRead, 0, pages->memory.get(), kPiece), 0);
+}
+
+// As `tardis nvmed` does it: the C ABI, root until the drive is open.
+TEST(ScenarioBroker, ServesWithoutPrivileges) {
+  constexpr std::uint32_t kUser = 65534, kOthers = 4321;
+  const std::string socket = socket_path();
+  SharedValue<std::atomic<int>> step;
+  ChildProcess process([&] {
+    rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY};
+    ASSERT_EQ(::setrlimit(RLIMIT_MEMLOCK, &unlimited), 0);
+    tardis_nvmed_options options;
+    tardis_nvmed_default_options(&options);
+    options.group = kOthers;
+    tardis_nvmed* nvmed = nullptr;
+    char *report = nullptr, *error = nullptr;
+    ASSERT_EQ(tardis_nvmed_open(guest_controllers().front().c_str(), socket.c_str(), &options, nullptr, nullptr, &nvmed,
+                                &report, &error),
+              TARDIS_OK)
+        << error;
+    EXPECT_NE(std::string(report).find("QEMU"), std::string::npos) << report;
+    tardis_free(report);
+    ASSERT_EQ(::chown(socket.c_str(), kUser, kOthers), 0);
+    ASSERT_EQ(tardis_nvmed_drop_privileges(kUser, kUser, kOthers, &error), TARDIS_OK) << error;
+    EXPECT_EQ(::geteuid(), kUser);
+    EXPECT_NE(::setuid(0), 0);
+    EXPECT_NE(::access("/dev/vfio", W_OK), 0);
+    std::thread stopper([&] {
+      step->store(1);
+      EXPECT_TRUE(eventually([&] { return step->load() == 2; }, 60));
+      tardis_nvmed_stop(nvmed);
+    });
+    EXPECT_EQ(tardis_nvmed_run(nvmed, &error), TARDIS_OK) << error;
+    stopper.join();
+    tardis_nvmed_close(nvmed);
+  });
+  ASSERT_TRUE(eventually([&] { return step->load() == 1; }, 60));
+  ChildProcess member([&] {
+    const gid_t group = kOthers;
+    ASSERT_EQ(::setgroups(1, &group), 0);
+    ASSERT_EQ(::setuid(1234), 0);
+    auto client = join_broker(client_options(socket, "member"));
+    ASSERT_NE(client, nullptr);
+    auto space = take_range(client, {.name = "all"});
+    ASSERT_NE(space, nullptr);
+    auto pages = client->allocate(kPiece);
+    ASSERT_TRUE(pages);
+    ASSERT_TRUE(client->register_memory(pages->memory.get(), kPiece));
+    mark(pages->memory.get(), kPiece, 0, 5);
+    EXPECT_EQ(move(*space, Op::kWrite, 0, pages->memory.get(), kPiece), 0);
+    std::memset(pages->memory.get(), 0, kPiece);
+    EXPECT_EQ(move(*space, Op::kRead, 0, pages->memory.get(), kPiece), 0);
+    EXPECT_TRUE(holds_mark(pages->memory.get(), kPiece, 0, 5));
+    EXPECT_EQ(client->count().bounced_bytes.load(), 0u);
+  });
+  member.join();
+  step->store(2);
+  process.join();
+  EXPECT_FALSE(broker::connect_to(socket));
+  ServedBroker next(socket);
+  EXPECT_NE(next.broker, nullptr) << "the drive was given back";
 }
 
 }  // namespace

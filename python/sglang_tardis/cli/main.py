@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..config import ConfigError, load_config
-from . import bench, clear, doctor, info, ls, nvme, prune, rm, sglang_patch, verify
+from . import bench, clear, doctor, info, ls, nvme, nvmed, prune, rm, sglang_patch, verify
 from .errors import EXIT_ERROR, CommandError
 
 
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tardis {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (info, ls, verify, rm, prune, clear, bench, doctor, nvme, sglang_patch):
+    for module in (info, ls, verify, rm, prune, clear, bench, doctor, nvme, nvmed, sglang_patch):
         module.add_parser(commands)
     return parser
 
