@@ -131,7 +131,8 @@ class Driver final : public IoHost {
   Result<bool> volatile_cache_enabled();
   Status set_volatile_cache(bool enabled);
   // The controller lost data that had not been flushed, or may have: flushes fail from then on.
-  bool cache_lost() const { return cache_lost_.load(); }
+  bool cache_lost() const { return cache_losses() != 0; }
+  std::uint32_t cache_losses() const { return cache_losses_.load(); }
 
   // What is in flight is sent again afterwards.
   Status reset();
@@ -219,7 +220,7 @@ class Driver final : public IoHost {
   std::uint32_t granted_queues_ = 0;
   bool started_ = false;  // by open(), to the end
   std::atomic<DriverState> state_{DriverState::kLive};
-  std::atomic<bool> cache_lost_{false};
+  std::atomic<std::uint32_t> cache_losses_{0};
 
   // Held while queues are deleted and made, and the controller is reset. Taken before a queue's own lock.
   std::mutex recovery_;

@@ -96,7 +96,7 @@ std::vector<std::unique_lock<std::mutex>> Driver::hold_all() {
 Status Driver::reset_locked() {
   count_.resets.fetch_add(1, std::memory_order_relaxed);
   // One that was ready until now keeps what is in its cache; one that failed or was off has perhaps lost it.
-  if (controller_.volatile_cache && registers_.health() != Health::kReady) cache_lost_.store(true);
+  if (controller_.volatile_cache && registers_.health() != Health::kReady) cache_losses_.fetch_add(1);
   admin_->suspend();
   const auto held = hold_all();
   auto stopped = stop_controller();

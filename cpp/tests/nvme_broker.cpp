@@ -206,6 +206,13 @@ TEST_F(NvmeBroker, AFailureThatMayHaveLostACacheFailsLaterFlushes) {
   const auto flushed = space->flush();
   EXPECT_EQ(refused(flushed, "may be lost"), Code::kIo);
   EXPECT_EQ(flushed ? 0 : flushed.error().os_error, EIO);
+  EXPECT_FALSE(space->flush()) << "once and for all";
+  space.reset();
+  client.reset();
+  auto next = join_broker(client_options(socket(), "next"));
+  auto again = take_range(next, {.name = "all"});
+  ASSERT_EQ(move(*again, Op::kWrite, 0, memory.data(), memory.size()), 0);
+  EXPECT_TRUE(again->flush()) << "nothing of this client was lost";
 }
 
 TEST_F(NvmeBroker, ACommandThatNeverCompletesEndsInTimeAndCostsOnlyItsQueue) {

@@ -134,7 +134,7 @@ void Broker::fill(Answer& answer, Kind kind, std::uint32_t number, const Status&
   answer.header.kind = kind;
   answer.header.number = number;
   answer.resets = static_cast<std::uint32_t>(driver_.count().resets.load());
-  answer.cache_lost = driver_.cache_lost() ? 1 : 0;
+  answer.cache_losses = driver_.cache_losses();
   if (status) return;
   answer.code = static_cast<std::int32_t>(status.error().code);
   answer.os_error = status.error().os_error;

@@ -50,7 +50,9 @@ Status BrokerLink::take_held(Message& message, bool& nothing) {
     return why_;
   }
   std::memcpy(&head, message.memory.data(), sizeof head);
-  if (head.cache_lost != 0) cache_lost_.store(true);
+  // What was lost before this client came was not its own.
+  if (head.header.kind == Kind::kHello) losses_before_.store(head.cache_losses);
+  losses_.store(head.cache_losses);
   resets_.store(head.resets);
   if (head.header.kind != Kind::kFarewell) return {};
   farewell_.store(true);

@@ -49,7 +49,7 @@ class BrokerLink {
   void listen();
 
   std::uint32_t resets() const { return resets_.load(); }  // of the controller, as far as the broker has told
-  bool cache_lost() const { return cache_lost_.load(); }
+  bool cache_lost() const { return losses_.load() != losses_before_.load(); }
   bool ended() const { return ended_.load(); }
   int closed_error() const { return closed_error_.load(); }  // once it has ended
   Error why();                                               // it has ended
@@ -74,9 +74,9 @@ class BrokerLink {
   std::mutex mutex_;
   std::uint32_t number_ = 0;
   Error why_{Code::kClosed, "", ENXIO};
-  std::atomic<std::uint32_t> resets_{0};
+  std::atomic<std::uint32_t> resets_{0}, losses_{0}, losses_before_{0};
   std::atomic<int> closed_error_{ENXIO};
-  std::atomic<bool> cache_lost_{false}, ended_{false}, hung_up_{false}, farewell_{false};
+  std::atomic<bool> ended_{false}, hung_up_{false}, farewell_{false};
 };
 
 }  // namespace tardis::nvme::broker

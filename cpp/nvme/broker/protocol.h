@@ -52,9 +52,9 @@ struct Answer {
   Header header;
   std::int32_t code = 0;  // a tardis::Code
   std::int32_t os_error = 0;
-  std::uint32_t resets = 0;      // of the controller since the broker is up, when this was said
-  std::uint32_t cache_lost = 0;  // 1: data may be lost that was written and not flushed
-  char text[480]{};              // of an error or an event
+  std::uint32_t resets = 0;        // of the controller since the broker is up, when this was said
+  std::uint32_t cache_losses = 0;  // so often data may have been lost that was written and not flushed
+  char text[480]{};                // of an error or an event
 };
 static_assert(sizeof(Answer) == 512);
 
