@@ -75,11 +75,15 @@ inline void store_shadow(volatile std::uint32_t* shadow, std::uint32_t value) {
 #if defined(__aarch64__)
   asm volatile("dmb osh" ::: "memory");  // a release store orders for other cores only, not for a device
 #endif
+#if defined(__SANITIZE_THREAD__)
+  (void)__atomic_exchange_n(shadow, value, __ATOMIC_SEQ_CST);  // TSan knows no fences
+#else
   __atomic_store_n(shadow, value, __ATOMIC_RELEASE);
 #if defined(__aarch64__)
   asm volatile("dmb osh" ::: "memory");
 #endif
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
 }
 #endif
 
