@@ -80,14 +80,8 @@ Status Driver::start() {
     if (auto set = configure_shadows(); !set) return set;
   }
 
-  IoQueueShape shape;
-  shape.entries = std::min(options_.queue_entries, controller_.max_queue_entries);
-  shape.commands = std::min(shape.entries - 1, controller_.most_commands);
-  shape.doorbell_stride = controller_.doorbell_stride;
-  shape.bounce_buffers = std::min(options_.bounce_buffers, shape.commands);
-  shape.bounce_bytes = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>({options_.bounce_bytes, kMostBounceBytes, controller_.max_transfer_bytes}) / kPageBytes *
-      kPageBytes);
+  const IoQueueShape shape =
+      IoQueueShape::within(controller_, options_.queue_entries, options_.bounce_buffers, options_.bounce_bytes);
   for (std::uint32_t i = 0; i < std::min(options_.queues, granted_queues_); ++i) {
     const auto id = static_cast<std::uint16_t>(i + 1);
     auto queue = IoQueue::create(mapper_, window_, id, shape, shadows_of(id));

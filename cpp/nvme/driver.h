@@ -198,6 +198,7 @@ class Driver final : public IoHost {
     std::uint64_t address;  // of the memory, for the controller
     bool mapped, alive;
   };
+  std::vector<External>::iterator find_external_locked(std::uint16_t id);
   Status create_external_locked(External& external);
   // Afterwards the controller does not work on it.
   void stop_external_locked(External& external);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queue pairs of owners outside the driver: how they come and go. Nobody here knows what is in flight on them, so they
-// are never aborted or made again: they are deleted, or end with a reset.
+// are never aborted: they are deleted, made anew if their owner asks for it, or end with a reset.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -8,6 +8,13 @@
 #include "nvme/driver.h"
 
 namespace tardis::nvme {
+namespace {
+
+Error no_external(std::uint16_t id) {
+  return {Code::kNotFound, "external NVMe queue " + std::to_string(id) + ": expected one that is open"};
+}
+
+}  // namespace
 
 Result<ExternalQueue> Driver::open_external(MemoryProvider& provider, const ExternalRings& rings) {
   const std::uint32_t most = controller_.max_queue_entries;
@@ -20,11 +27,8 @@ Result<ExternalQueue> Driver::open_external(MemoryProvider& provider, const Exte
   if (state_.load() != DriverState::kLive) {
     return Error{Code::kClosed, "external NVMe queue: expected a controller in use, found none", closed_error()};
   }
-  const auto taken = [&](std::uint16_t id) {
-    return std::any_of(externals_.begin(), externals_.end(), [id](const External& each) { return each.id == id; });
-  };
   auto id = static_cast<std::uint16_t>(queues_.size() + 1);
-  while (id <= granted_queues_ && taken(id)) ++id;
+  while (id <= granted_queues_ && find_external_locked(id) != externals_.end()) ++id;
   if (id > granted_queues_ || externals_.size() >= options_.external_queues) {
     return Error{Code::kBusy, "external NVMe queue: expected one of " + std::to_string(options_.external_queues) +
                                   " asked for, found " + std::to_string(externals_.size()) + " in use and " +
@@ -78,13 +82,14 @@ Status Driver::create_external_locked(External& external) {
   return answered(sq, "Create I/O Submission Queue (external)");
 }
 
+std::vector<Driver::External>::iterator Driver::find_external_locked(std::uint16_t id) {
+  return std::find_if(externals_.begin(), externals_.end(), [id](const External& each) { return each.id == id; });
+}
+
 Status Driver::renew_external(std::uint16_t id) {
   const std::lock_guard lock(recovery_);
-  const auto at =
-      std::find_if(externals_.begin(), externals_.end(), [id](const External& each) { return each.id == id; });
-  if (at == externals_.end()) {
-    return Error{Code::kNotFound, "external NVMe queue " + std::to_string(id) + ": expected one that is open"};
-  }
+  const auto at = find_external_locked(id);
+  if (at == externals_.end()) return no_external(id);
   if (state_.load() == DriverState::kLive) stop_external_locked(*at);
   // A controller that failed has lost queues of which nobody knows yet.
   if (state_.load() == DriverState::kLive && registers_.health() != Health::kReady) (void)reset_locked();
@@ -100,11 +105,8 @@ Status Driver::renew_external(std::uint16_t id) {
 
 Status Driver::close_external(std::uint16_t id) {
   const std::lock_guard lock(recovery_);
-  const auto at =
-      std::find_if(externals_.begin(), externals_.end(), [id](const External& each) { return each.id == id; });
-  if (at == externals_.end()) {
-    return Error{Code::kNotFound, "external NVMe queue " + std::to_string(id) + ": expected one that is open"};
-  }
+  const auto at = find_external_locked(id);
+  if (at == externals_.end()) return no_external(id);
   auto ended = end_external_locked(*at);
   externals_.erase(at);
   return ended;
@@ -112,8 +114,8 @@ Status Driver::close_external(std::uint16_t id) {
 
 bool Driver::external_alive(std::uint16_t id) {
   const std::lock_guard lock(recovery_);
-  return std::any_of(externals_.begin(), externals_.end(),
-                     [id](const External& each) { return each.id == id && each.alive; });
+  const auto at = find_external_locked(id);
+  return at != externals_.end() && at->alive;
 }
 
 void Driver::stop_external_locked(External& external) {

@@ -4,9 +4,12 @@
 #include <algorithm>
 
 #include "nvme/external_queue.h"
+#include "nvme/identify.h"
 
 namespace tardis::nvme {
 namespace {
+
+constexpr std::uint32_t kMostBounceBytes = 1u << 20;  // of one buffer: a list of one page names it
 
 std::size_t list_offset_of(const IoQueueShape& shape) { return ExternalRings::bytes(shape.entries); }
 
@@ -15,6 +18,19 @@ std::size_t bounce_offset_of(const IoQueueShape& shape) {
 }
 
 }  // namespace
+
+IoQueueShape IoQueueShape::within(const ControllerInfo& controller, std::uint32_t entries, std::uint32_t bounce_buffers,
+                                  std::uint32_t bounce_bytes) {
+  IoQueueShape shape;
+  shape.entries = std::min(entries, controller.max_queue_entries);
+  shape.commands = std::min(shape.entries - 1, controller.most_commands);
+  shape.doorbell_stride = controller.doorbell_stride;
+  shape.bounce_buffers = std::min(bounce_buffers, shape.commands);
+  shape.bounce_bytes = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>({bounce_bytes, kMostBounceBytes, controller.max_transfer_bytes}) / kPageBytes *
+      kPageBytes);
+  return shape;
+}
 
 Result<std::unique_ptr<IoQueue>> IoQueue::create(DmaMapper& mapper, Doorbells& window, std::uint16_t id,
                                                  const IoQueueShape& shape, const QueueShadows& shadows) {

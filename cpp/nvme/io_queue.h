@@ -33,9 +33,13 @@ struct FinishedCommand {
   CommandStatus status{0};
 };
 
-constexpr std::uint32_t kMostBounceBytes = 1u << 20;  // of one buffer: a list of one page names it
+struct ControllerInfo;
 
 struct IoQueueShape {
+  // As far as the controller allows it.
+  static IoQueueShape within(const ControllerInfo& controller, std::uint32_t entries, std::uint32_t bounce_buffers,
+                             std::uint32_t bounce_bytes);
+
   std::uint32_t entries = 0;   // of both rings
   std::uint32_t commands = 0;  // in flight at most; below entries
   std::uint32_t doorbell_stride = 0;

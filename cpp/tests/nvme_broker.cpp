@@ -243,14 +243,13 @@ TEST_F(NvmeBroker, RequestsEndWhenTheBrokerStopsOrTheControllerGoes) {
     BrokerRig rig(socket());
     auto client = join_broker(client_options(socket(), "a"));
     auto space = take_range(client, {.name = "all"});
-    auto pages = client->allocate(kBytes);
-    ASSERT_TRUE(pages);
-    ASSERT_TRUE(client->register_memory(pages->memory.get(), kBytes));
+    const DmaPages pages = registered_pages(*client, kBytes);
+    ASSERT_TRUE(pages.memory);
     std::atomic<std::uint64_t> done{0};
     int error = 0;
     std::thread worker([&] {
       while (error == 0) {
-        error = move(*space, Op::kRead, 0, pages->memory.get(), kBytes);
+        error = move(*space, Op::kRead, 0, pages.memory.get(), kBytes);
         done.fetch_add(1);
       }
     });
@@ -265,7 +264,7 @@ TEST_F(NvmeBroker, RequestsEndWhenTheBrokerStopsOrTheControllerGoes) {
     EXPECT_TRUE(client->closed());
     EXPECT_FALSE(client->why_closed().message.empty());
     EXPECT_FALSE(space->flush());
-    EXPECT_EQ(move(*space, Op::kWrite, 0, pages->memory.get(), kBytes), error);
+    EXPECT_EQ(move(*space, Op::kWrite, 0, pages.memory.get(), kBytes), error);
     rig.thread.join();
     EXPECT_EQ(static_cast<bool>(rig.result), !gone);
   }

@@ -90,9 +90,8 @@ TEST(NvmeBrokerProcesses, AKilledBrokerEndsAllRequests) {
   auto client = join_broker(client_options(socket, "left"));
   auto space = take_range(client, {.name = "all"});
   ASSERT_NE(space, nullptr);
-  auto pages = client->allocate(kPiece);
-  ASSERT_TRUE(pages);
-  ASSERT_TRUE(client->register_memory(pages->memory.get(), kPiece));
+  const DmaPages pages = registered_pages(*client, kPiece);
+  ASSERT_TRUE(pages.memory);
   std::atomic<std::uint64_t> moved{0};
   std::vector<std::thread> workers;
   std::array<int, 3> errors{};
@@ -100,7 +99,7 @@ TEST(NvmeBrokerProcesses, AKilledBrokerEndsAllRequests) {
     workers.emplace_back([&, i] {
       std::vector<std::byte> own(kPiece);
       while (errors[i] == 0) {
-        errors[i] = move(*space, Op::kRead, 0, i == 0 ? pages->memory.get() : own.data(), kPiece);
+        errors[i] = move(*space, Op::kRead, 0, i == 0 ? pages.memory.get() : own.data(), kPiece);
         moved.fetch_add(1);
       }
     });

@@ -3,9 +3,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -24,6 +21,8 @@
 #include "nvme/broker/broker_client.h"
 #include "nvme/broker/broker_namespace.h"
 #include "nvme/soft/controller.h"
+#include "tests/child_process.h"
+#include "tests/nvme_marked_bytes.h"
 
 namespace tardis::nvme::testing {
 
@@ -33,51 +32,8 @@ using broker::BrokerClientOptions;
 using broker::BrokerNamespace;
 using broker::BrokerOptions;
 using broker::BrokerRange;
-using Op = NamespaceRequest::Op;
-
-// Memory that parent and children share.
-template <class T>
-class SharedValue {
- public:
-  SharedValue() : memory_(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-    EXPECT_NE(memory_, MAP_FAILED);
-  }
-  ~SharedValue() { ::munmap(memory_, sizeof(T)); }
-  SharedValue(const SharedValue&) = delete;
-  SharedValue& operator=(const SharedValue&) = delete;
-  T* operator->() { return static_cast<T*>(memory_); }
-
- private:
-  void* memory_;
-};
-
-// The fork comes before this process has threads or opens anything.
-class ChildProcess {
- public:
-  explicit ChildProcess(const std::function<void()>& body) : pid_(::fork()) {
-    if (pid_ != 0) return;
-    body();
-    std::fflush(stdout);
-    ::_exit(::testing::Test::HasFailure() ? 1 : 0);
-  }
-  ~ChildProcess() {
-    if (pid_ > 0) kill();
-  }
-  ChildProcess(const ChildProcess&) = delete;
-  ChildProcess& operator=(const ChildProcess&) = delete;
-  void kill() {
-    ::kill(pid_, SIGKILL);
-    EXPECT_EQ(::waitpid(std::exchange(pid_, -1), nullptr, 0) > 0, true);
-  }
-  void join() {
-    int status = 0;
-    ASSERT_EQ(::waitpid(std::exchange(pid_, -1), &status, 0) > 0, true);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "a child failed";
-  }
-
- private:
-  pid_t pid_;
-};
+using ::tardis::testing::ChildProcess;
+using ::tardis::testing::SharedValue;
 
 inline bool eventually(const std::function<bool()>& condition, int seconds = 20) {
   const std::uint64_t end = monotonic_ns() + static_cast<std::uint64_t>(seconds) * 1'000'000'000;
@@ -86,26 +42,6 @@ inline bool eventually(const std::function<bool()>& condition, int seconds = 20)
     ::usleep(500);
   }
   return true;
-}
-
-// Bytes that say where in the namespace they belong and who wrote them.
-inline void mark(std::byte* to, std::size_t bytes, std::uint64_t offset, std::uint64_t seed) {
-  for (std::size_t at = 0; at < bytes; at += 8) {
-    const std::uint64_t word = (offset + at + 8) * 0x9e3779b97f4a7c15u ^ seed * 0xbf58476d1ce4e5b9u;
-    std::memcpy(to + at, &word, 8);
-  }
-}
-inline bool holds_mark(const std::byte* memory, std::size_t bytes, std::uint64_t offset, std::uint64_t seed) {
-  std::vector<std::byte> expected(bytes);
-  mark(expected.data(), bytes, offset, seed);
-  return std::memcmp(memory, expected.data(), bytes) == 0;
-}
-
-inline int move(RawNamespace& space, Op op, std::uint64_t offset, std::byte* memory, std::size_t bytes) {
-  const iovec range{memory, bytes};
-  NamespaceRequest request{.op = op, .offset = offset, .memory = {&range, 1}, .error = -1};
-  space.run({&request, 1}, nullptr);
-  return request.error;
 }
 
 inline BrokerClientOptions client_options(const std::string& socket, const std::string& name) {
@@ -127,6 +63,18 @@ inline std::shared_ptr<BrokerNamespace> take_range(const std::shared_ptr<BrokerC
   if (space) return std::move(*space);
   ADD_FAILURE() << space.error().message;
   return nullptr;
+}
+
+// Memory that the controller reaches by itself. Null, and a failed test, if there is none.
+inline DmaPages registered_pages(BrokerClient& client, std::size_t bytes) {
+  auto pages = client.allocate(bytes);
+  if (!pages) {
+    ADD_FAILURE() << pages.error().message;
+    return {};
+  }
+  const Status known = client.register_memory(pages->memory.get(), bytes);
+  EXPECT_TRUE(known) << (known ? "" : known.error().message);
+  return std::move(*pages);
 }
 
 struct BrokerRigOptions {

@@ -12,13 +12,13 @@
 #include "nvme/vfio/drive_refusal.h"
 #include "nvme/vfio/nvme_users.h"
 #include "nvme/vfio/pci_device.h"
+#include "nvme_vfio_machine.h"
 #include "store_support.h"
 
 namespace tardis::nvme {
 namespace {
 
 namespace fs = std::filesystem;
-using tardis::testing::TempFolder;
 
 TEST(NvmeVfioPci, AddressesAreReadAndWritten) {
   for (const auto& [text, written] : {std::pair{"0000:00:04.0", "0000:00:04.0"},
@@ -89,22 +89,10 @@ TEST(NvmeVfioPci, BrokenConfigurationSpaceEndsTheList) {
   }
 }
 
-// A machine of files.
-class Machine {
+class Machine : public testing::FileMachine {
  public:
-  Machine() {
-    paths.sys = folder_.file("sys");
-    paths.proc = folder_.file("proc");
-    paths.dev = folder_.file("dev");
-    write(fs::path(paths.proc) / "self/mountinfo", "22 1 0:20 / / rw - tmpfs tmpfs rw\n");
-    write(fs::path(paths.proc) / "swaps", "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n");
-  }
+  Machine() { write(paths.proc + "/swaps", "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"); }
 
-  static void write(const fs::path& file, const std::string& text, bool append = false) {
-    fs::create_directories(file.parent_path());
-    std::ofstream(file, append ? std::ios::app : std::ios::trunc) << text;
-  }
-  fs::path device(const std::string& address) const { return fs::path(paths.sys) / "bus/pci/devices" / address; }
   void add(const std::string& address, const std::string& class_code, const std::string& driver,
            const std::string& group) {
     const fs::path at = device(address);
@@ -144,11 +132,6 @@ class Machine {
     const auto checked = check_drive(read(address), paths);
     return checked ? std::string() : checked.error().message;
   }
-
-  SystemPaths paths;
-
- private:
-  TempFolder folder_;
 };
 
 void expect_says(const std::string& text, std::initializer_list<const char*> parts) {

@@ -13,6 +13,7 @@
 #include "nvme/vfio/doorbell_check.h"
 #include "nvme/vfio/drive_facts.h"
 #include "nvme/vfio/drive_release.h"
+#include "nvme_vfio_machine.h"
 #include "store_support.h"
 #include "tests/nvme_driver_support.h"
 
@@ -20,7 +21,6 @@ namespace tardis::nvme {
 namespace {
 
 namespace fs = std::filesystem;
-using tardis::testing::TempFolder;
 
 void expect_has(const std::string& text, std::initializer_list<const char*> parts) {
   for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
@@ -113,14 +113,9 @@ TEST(NvmeVfioTools, NamespacesAreDescribedAlsoWhereTheyAreRefused) {
   expect_has(text(), {R"("bytes":null)", "expected a size below 2^64"});
 }
 
-// A machine of files, on which a driver does nothing.
-class Machine {
+class Machine : public testing::FileMachine {
  public:
   Machine() {
-    paths.sys = folder_.file("sys");
-    paths.proc = folder_.file("proc");
-    paths.dev = folder_.file("dev");
-    write(fs::path(paths.proc) / "self/mountinfo", "");
     for (const char* driver : {"nvme", "vfio-pci"}) fs::create_directories(paths.sys + "/bus/pci/drivers/" + driver);
     write(paths.sys + "/bus/pci/drivers_probe", "");
     write(device() / "class", "0x010802\n");
@@ -130,15 +125,11 @@ class Machine {
     write(device() / "current_link_width", "4\n");
     write(device() / "max_link_width", "4\n");
   }
-  static void write(const fs::path& file, const std::string& text) {
-    fs::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
   static std::string read(const fs::path& file) {
     std::ifstream in(file);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  fs::path device() const { return fs::path(paths.sys) / "bus/pci/devices/0000:81:00.0"; }
+  fs::path device() const { return testing::FileMachine::device("0000:81:00.0"); }
   void set_driver(const std::string& name) {
     fs::remove(device() / "driver");
     if (name.empty()) return;
@@ -154,11 +145,6 @@ class Machine {
     return DriveRelease::plan(*PciAddress::parse("81:00.0"), to, paths);
   }
   DriveFacts facts() const { return DriveFacts::read(*PciDevice::read(*PciAddress::parse("81:00.0"), paths), paths); }
-
-  SystemPaths paths;
-
- private:
-  TempFolder folder_;
 };
 
 TEST(NvmeVfioTools, WhatTheKernelShowsOfADrive) {
@@ -231,7 +217,7 @@ TEST(NvmeVfioTools, AReleaseIsPlannedOrRefused) {
   const auto busy = driven.plan("nvme");
   ASSERT_FALSE(busy);
   EXPECT_EQ(busy.error().code, Code::kBusy);
-  expect_has(busy.error().message, {"process 77 (python3) has", "/vfio/8 open"});
+  expect_has(busy.error().message, {"/vfio/8 is open in process 77 (python3)"});
 }
 
 TEST(NvmeVfioTools, AReleaseThatNoDriverTakesIsTakenBack) {

@@ -1,67 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several processes in one store: they see each other's pages, share one capacity, and none depends on another's life.
-#include <sys/mman.h>
 #include <sys/mount.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <thread>
 
+#include "child_process.h"
 #include "store_support.h"
 
 namespace tardis::testing {
 namespace {
-
-// A child process of a test. The fork comes before the child opens anything.
-class Child {
- public:
-  explicit Child(const std::function<void()>& body) : pid_(::fork()) {
-    if (pid_ != 0) return;
-    body();
-    ::_exit(::testing::Test::HasFailure() ? 1 : 0);
-  }
-  ~Child() {
-    if (pid_ > 0) kill();
-  }
-  void kill() {
-    ::kill(pid_, SIGKILL);
-    int status = 0;
-    EXPECT_EQ(::waitpid(std::exchange(pid_, -1), &status, 0) > 0, true);
-  }
-  void signal(int number) { EXPECT_EQ(::kill(pid_, number), 0); }
-  void join_killed() {
-    int status = 0;
-    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
-    pid_ = -1;
-    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "the child was not killed where it should be";
-  }
-  void join() {
-    int status = 0;
-    ASSERT_EQ(::waitpid(pid_, &status, 0), pid_);
-    pid_ = -1;
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "a child failed";
-  }
-
- private:
-  pid_t pid_;
-};
-
-// Memory that parent and children share.
-template <class T>
-class Shared {
- public:
-  Shared() : memory_(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-    EXPECT_NE(memory_, MAP_FAILED);
-  }
-  ~Shared() { ::munmap(memory_, sizeof(T)); }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  T* operator->() { return static_cast<T*>(memory_); }
-  T& operator*() { return *static_cast<T*>(memory_); }
-
- private:
-  void* memory_;
-};
 
 void wait_for(const std::atomic<std::uint32_t>& counter, std::uint32_t value) {
   for (int i = 0; i < 20'000 && counter.load() < value; ++i) ::usleep(1000);
@@ -219,7 +168,7 @@ TEST_F(StoreProcesses, NothingIsLeftInSharedMemory) {
     EXPECT_EQ(tables(), 1);
   }
   EXPECT_EQ(tables(), 0);
-  Child([&] {
+  ChildProcess([&] {
     auto store = open_store(folder.path(), options);
     ::raise(SIGKILL);
   }).join_killed();
@@ -235,7 +184,7 @@ TEST_F(StoreProcesses, AKilledWriterHoldsNobodyUp) {
   Space space(*store, 1, {});
   ASSERT_EQ(space.put(1, 0, 10), 10u);
   for (int stage = 1; stage <= 3; ++stage) {
-    Child([&] {
+    ChildProcess([&] {
       int writes = 0;
       auto own = open_store(folder.path(), options, true, hooked([&](std::span<IoRequest> requests) {
                               if (requests.front().op == IoRequest::Op::kWrite && ++writes == stage) ::raise(SIGKILL);
@@ -255,7 +204,7 @@ TEST_F(StoreProcesses, AKilledWriterHoldsNobodyUp) {
 TEST_F(StoreProcesses, WhatAKilledProcessPublishedStaysAndIsMadeDurableByOthers) {
   const StoreOptions options = small_store(4);
   auto store = open_store(folder.path(), options);
-  Child([&] {
+  ChildProcess([&] {
     auto own = open_store(folder.path(), options);
     Space mine(*own, 1, {});
     mine.put(1, 0, 20);  // its group is never flushed
@@ -275,8 +224,8 @@ TEST_F(StoreProcesses, ALeaseHoldsAgainstOtherProcesses) {
   auto writer = open_store(folder.path(), options);
   Space space(*writer, 1, {});
   ASSERT_EQ(space.put(1, 0, 4), 4u);
-  Shared<std::atomic<std::uint32_t>> step;
-  Child reader([&] {
+  SharedValue<std::atomic<std::uint32_t>> step;
+  ChildProcess reader([&] {
     auto own = open_store(folder.path(), options, true, hooked([&](std::span<IoRequest> requests) {
                             if (requests.front().op != IoRequest::Op::kRead || step->load() > 0) return;
                             step->store(1);
@@ -298,7 +247,7 @@ TEST_F(StoreProcesses, ALeaseDiesWithItsProcess) {
   auto store = open_store(folder.path(), options);
   Space space(*store, 1, {});
   ASSERT_EQ(space.put(1, 0, 48), 48u);
-  Child([&] {
+  ChildProcess([&] {
     auto own = open_store(folder.path(), options, true, hooked([&](std::span<IoRequest> requests) {
                             if (requests.front().op == IoRequest::Op::kRead) ::raise(SIGKILL);
                           }));
@@ -312,10 +261,10 @@ TEST_F(StoreProcesses, TheSameKeysAtOnceAreStoredOnce) {
   constexpr std::uint32_t kProcesses = 4;
   const StoreOptions options = small_store(8);
   auto store = open_store(folder.path(), options);
-  Shared<std::array<std::atomic<std::uint32_t>, 30>> ready;
-  std::vector<std::unique_ptr<Child>> children;
+  SharedValue<std::array<std::atomic<std::uint32_t>, 30>> ready;
+  std::vector<std::unique_ptr<ChildProcess>> children;
   for (std::uint32_t p = 0; p < kProcesses; ++p) {
-    children.push_back(std::make_unique<Child>([&] {
+    children.push_back(std::make_unique<ChildProcess>([&] {
       auto own = open_store(folder.path(), options);
       Space mine(*own, 1, {});
       for (std::uint64_t chain = 0; chain < ready->size(); ++chain) {
@@ -369,10 +318,10 @@ TEST_F(StoreProcesses, ReadersNeverWaitForAWriter) {
     std::atomic<std::uint32_t> calls[kReaders], pages[kReaders];
     std::atomic<std::uint32_t> written;
   };
-  Shared<State> state;
-  std::vector<std::unique_ptr<Child>> readers;
+  SharedValue<State> state;
+  std::vector<std::unique_ptr<ChildProcess>> readers;
   for (std::uint32_t r = 0; r < kReaders; ++r) {
-    readers.push_back(std::make_unique<Child>([&, r] {
+    readers.push_back(std::make_unique<ChildProcess>([&, r] {
       auto own = open_store(folder.path(), options);
       Space mine(*own, 1, {});
       state->ready.fetch_add(1);
@@ -391,7 +340,7 @@ TEST_F(StoreProcesses, ReadersNeverWaitForAWriter) {
   std::uint32_t stops = 0, waits = 0;
   for (std::uint64_t seed = 0; std::chrono::steady_clock::now() < end; ++seed) {
     const std::uint32_t before = state->written.load();
-    Child writer([&] {
+    ChildProcess writer([&] {
       auto own = open_store(folder.path(), options);
       Space mine(*own, 1, {});
       std::mt19937_64 dice(seed);
@@ -473,10 +422,10 @@ TEST_F(StoreProcesses, LongChurnStaysWithinItsBounds) {
 }
 
 TEST_F(StoreProcesses, ManyOpenAndCloseAtOnce) {
-  Shared<std::atomic<std::uint64_t>> evicted;  // where waiting for a slow process had to end
-  std::vector<std::unique_ptr<Child>> children;
+  SharedValue<std::atomic<std::uint64_t>> evicted;  // where waiting for a slow process had to end
+  std::vector<std::unique_ptr<ChildProcess>> children;
   for (std::uint64_t p = 0; p < 6; ++p) {
-    children.push_back(std::make_unique<Child>([&, p] {
+    children.push_back(std::make_unique<ChildProcess>([&, p] {
       for (std::uint64_t round = 0; round < 8; ++round) {
         auto own = open_store(folder.file("new"), small_store(4));
         if (own == nullptr) return;

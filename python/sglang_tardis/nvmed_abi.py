@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 
-from .gio_abi import Core, GioError, core
+from . import gio_abi
+from .gio_abi import GioError
 
 __all__ = ["NO_GROUP", "Nvmed", "Options", "default_options", "drop_privileges"]
 
@@ -44,14 +46,10 @@ _FUNCTIONS = {
 }
 
 
-def _core() -> Core:
-    loaded = core()
-    try:
-        for name, (result, arguments) in _FUNCTIONS.items():
-            entry = getattr(loaded.library, name)
-            entry.restype, entry.argtypes = result, arguments
-    except AttributeError as reason:
-        raise GioError(f"libtardis.so: expected this release, found: {reason}; reinstall sglang-tardis") from reason
+@functools.cache
+def _core() -> gio_abi.Core:
+    loaded = gio_abi.core()
+    gio_abi.bind(loaded.library, "libtardis.so", _FUNCTIONS, GioError)
     found = loaded.library.tardis_nvmed_options_bytes()
     if found != ctypes.sizeof(Options):
         raise GioError(

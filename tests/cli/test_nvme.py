@@ -162,7 +162,7 @@ def test_release_refuses(machine, capsys):
     (machine.root / "proc/77/fd").mkdir()
     (machine.root / "proc/77/fd/9").symlink_to(machine.root / "dev/vfio/5")
     error = failure(capsys, "nvme", "release", "0000:82:00.0", "--to", "nvme", "--root", machine.root)
-    assert "process 77 (tardis) has" in error
+    assert "is open in process 77 (tardis)" in error
     machine.add_function("0000:83:00.0", driver="nvme")
     assert "the IOMMU is off" in failure(capsys, "nvme", "release", "83:00.0", "--root", machine.root)
     with pytest.raises(SystemExit):

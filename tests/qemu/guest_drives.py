@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import subprocess
+from typing import Protocol
 
 FIRST_SLOT = 4  # of the controllers, on the root bus
 
@@ -29,11 +30,11 @@ class Fault:
         return rule
 
 
-class Medium:
+class Medium(Protocol):
     """Where a namespace's bytes are. `nodes` ends with the block node that the namespace takes."""
 
     def nodes(self, name: str, bytes_: int, folder: pathlib.Path) -> list[dict[str, str]]:
-        raise NotImplementedError
+        """Of a namespace of that name and size; files are made in the folder."""
 
 
 @dataclasses.dataclass(frozen=True)

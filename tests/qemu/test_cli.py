@@ -14,9 +14,9 @@ CASES = (
     "ADriveIsGivenBack",
 )
 SCRIPT = f"""
-mke2fs -F /dev/nvme0n1 >/dev/null && mkdir -p /tmp/mounted && mount -t ext2 /dev/nvme0n1 /tmp/mounted || exit 1
+mke2fs -F /dev/nvme0n1 >/dev/null && mkdir -p /mnt && mount -t ext2 /dev/nvme0n1 /mnt || exit 1
 {run("ScenarioCli.ADriveInUseStays")} || exit 1
-umount /tmp/mounted || exit 1
+umount /mnt || exit 1
 {run(":".join(f"ScenarioCli.{case}" for case in CASES))} || exit 1
 """
 

@@ -8,11 +8,11 @@ from guest_drives import Controller, Namespace, Slow
 from scenarios import check, run
 
 SCRIPT = """
-mke2fs -F /dev/nvme0n1 >/dev/null && mkdir -p /tmp/mounted && mount -t ext2 /dev/nvme0n1 /tmp/mounted || exit 1
-echo precious >/tmp/mounted/file
+mke2fs -F /dev/nvme0n1 >/dev/null && mkdir -p /mnt && mount -t ext2 /dev/nvme0n1 /mnt || exit 1
+echo precious >/mnt/file
 mkswap /dev/nvme1n1 >/dev/null && swapon /dev/nvme1n1 || exit 1
 {in_use} || exit 1
-umount /tmp/mounted && swapoff /dev/nvme1n1 || exit 1
+umount /mnt && swapoff /dev/nvme1n1 || exit 1
 {elsewhere} || exit 1
 {of_the_kernel} || exit 1
 for address in $(echo $TARDIS_GUEST_NVME | tr , ' '); do
@@ -27,7 +27,7 @@ echo >/sys/bus/pci/devices/$address/driver_override
 echo $address >/sys/bus/pci/devices/$address/driver/unbind
 echo $address >/sys/bus/pci/drivers/nvme/bind
 until [ -b /dev/nvme0n1 ]; do usleep 20000; done
-mount -t ext2 /dev/nvme0n1 /tmp/mounted && grep -q precious /tmp/mounted/file
+mount -t ext2 /dev/nvme0n1 /mnt && grep -q precious /mnt/file
 """
 CASES = {
     "in_use": "DrivesInUseAreRefused",

@@ -95,3 +95,20 @@ def open_storage(tmp_path):
     yield make
     for storage in opened:
         storage.close()
+
+
+@pytest.fixture
+def serve(model, tmp_path):
+    """Opens servers on one store and closes them after the test."""
+    from linker_server import LinkerServer
+
+    opened = []
+
+    def make(folder=None, checkpoint=None, **changes):
+        server = LinkerServer(folder or tmp_path / "store", checkpoint or model, **changes)
+        opened.append(server)
+        return server
+
+    yield make
+    for server in opened:
+        server.close()

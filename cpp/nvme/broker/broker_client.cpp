@@ -85,14 +85,8 @@ Status BrokerClient::greet() {
 }
 
 Status BrokerClient::open_queue() {
-  IoQueueShape shape;
-  shape.entries = std::min(options_.queue_entries, controller_.max_queue_entries);
-  shape.commands = std::min(shape.entries - 1, controller_.most_commands);
-  shape.doorbell_stride = controller_.doorbell_stride;
-  shape.bounce_buffers = std::min(options_.bounce_buffers, shape.commands);
-  shape.bounce_bytes = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>({options_.bounce_bytes, kMostBounceBytes, controller_.max_transfer_bytes}) / kPageBytes *
-      kPageBytes);
+  const IoQueueShape shape =
+      IoQueueShape::within(controller_, options_.queue_entries, options_.bounce_buffers, options_.bounce_bytes);
   OpenQueueRequest request;
   request.entries = shape.entries;
   request.more_bytes = IoQueue::memory_bytes(shape) - ExternalRings::bytes(shape.entries);

@@ -6,12 +6,11 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstring>
 
 #include "base/unique_fd.h"
+#include "nvme/vfio/open_files.h"
 #include "nvme/vfio/text_file.h"
 
 namespace tardis::nvme {
@@ -67,20 +66,12 @@ void add_targets(std::span<const DeviceNode> nodes, const SystemPaths& paths, st
 }
 
 void add_processes(std::span<const DeviceNode> nodes, const SystemPaths& paths, std::vector<std::string>& users) {
-  const auto number = [](const std::string& name) {
-    return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-  };
-  const std::string self = std::to_string(::getpid());
-  for (const std::string& process : names_in(paths.proc)) {
-    if (!number(process) || process == self) continue;  // a release claims its drive before it looks once more
-    const fs::path at = fs::path(paths.proc) / process;
-    for (const std::string& fd : names_in(at / "fd")) {
-      const DeviceNode* const node = node_at(at / "fd" / fd, nodes, paths);
-      if (node == nullptr) continue;
-      users.push_back(node->name + " is open in process " + process + " (" +
-                      first_line(read_text(at / "comm").value_or("?")) + ")");
-      break;
-    }
+  const auto opened = openers_among_processes(paths, [&](const fs::path& link) {
+    const DeviceNode* const node = node_at(link, nodes, paths);
+    return node != nullptr ? node->name : std::string();
+  });
+  for (const FileOpener& opener : opened) {
+    if (opener.process != ::getpid()) users.push_back(opener.text);  // a release claims its drive before it looks again
   }
 }
 

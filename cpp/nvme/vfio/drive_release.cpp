@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
@@ -15,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "nvme/vfio/drive_refusal.h"
 #include "nvme/vfio/nvme_users.h"
+#include "nvme/vfio/open_files.h"
 #include "nvme/vfio/text_file.h"
 
 namespace tardis::nvme {
@@ -34,29 +34,16 @@ std::vector<std::string> vfio_files(const PciDevice& device, const SystemPaths& 
   return files;
 }
 
-// Processes whose files can be seen: all of them, for root.
-std::vector<std::string> openers_of(const std::vector<std::string>& files, const SystemPaths& paths) {
-  std::vector<std::string> found;
-  for (const std::string& process : names_in(paths.proc)) {
-    if (!std::all_of(process.begin(), process.end(), [](unsigned char c) { return std::isdigit(c) != 0; })) continue;
-    const fs::path folder = fs::path(paths.proc) / process;
-    for (const std::string& fd : names_in(folder / "fd")) {
-      std::error_code error;
-      const std::string target = fs::read_symlink(folder / "fd" / fd, error).string();
-      if (error || std::find(files.begin(), files.end(), target) == files.end()) continue;
-      found.push_back("process " + process + " (" + first_line(read_text(folder / "comm").value_or("?")) + ") has " +
-                      target + " open");
-      break;
-    }
-  }
-  return found;
-}
-
 // Unbinding would wait for whoever has it, without an end.
 Status check_vfio_unused(const PciDevice& device, const SystemPaths& paths) {
   const auto files = vfio_files(device, paths);
+  const auto opened = openers_among_processes(paths, [&](const fs::path& link) {
+    std::error_code error;
+    const std::string target = fs::read_symlink(link, error).string();
+    return !error && std::find(files.begin(), files.end(), target) != files.end() ? target : std::string();
+  });
   std::string all;
-  for (const std::string& opener : openers_of(files, paths)) all += (all.empty() ? "" : ", ") + opener;
+  for (const FileOpener& opener : opened) all += (all.empty() ? "" : ", ") + opener.text;
   // A group is opened once; who has it may be in another container.
   if (all.empty() && !device.group.empty()) {
     const UniqueFd group(::open(files.front().c_str(), O_RDWR | O_CLOEXEC));

@@ -20,10 +20,9 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "guest_support.h"
+#include "tests/nvme_marked_bytes.h"
 
 namespace tardis::nvme::testing {
-
-using Op = NamespaceRequest::Op;
 
 // Asks whoever runs the guest for something, at the port that TARDIS_GUEST_HOST names. What was answered after "ok",
 // or a failed test.
@@ -54,27 +53,6 @@ inline std::string setting(const char* name) {
   const char* const text = std::getenv(name);
   if (text == nullptr) ADD_FAILURE() << name << " is not set";
   return text != nullptr ? text : "";
-}
-
-// Bytes that differ from block to block, and say where they belong.
-inline void fill_pattern(std::byte* to, std::size_t bytes, std::uint64_t offset) {
-  for (std::size_t at = 0; at < bytes; at += 8) {
-    const std::uint64_t word = (offset + at) * 0x9e3779b97f4a7c15u + 1;
-    std::memcpy(to + at, &word, 8);
-  }
-}
-inline bool holds_pattern(const std::byte* memory, std::size_t bytes, std::uint64_t offset) {
-  std::vector<std::byte> expected(bytes);
-  fill_pattern(expected.data(), bytes, offset);
-  return std::memcmp(memory, expected.data(), bytes) == 0;
-}
-
-// One request; 0 or an errno.
-inline int move(RawNamespace& space, Op op, std::uint64_t offset, std::byte* memory, std::size_t bytes) {
-  const iovec range{memory, bytes};
-  NamespaceRequest request{.op = op, .offset = offset, .memory = {&range, 1}, .error = -1};
-  space.run({&request, 1}, nullptr);
-  return request.error;
 }
 
 struct Timed {

@@ -121,14 +121,13 @@ TEST(ScenarioBroker, AKilledBrokerEndsAllRequestsAndTheNextOneStarts) {
   ASSERT_NE(client, nullptr);
   auto space = take_range(client, {.name = "all"});
   ASSERT_NE(space, nullptr);
-  auto pages = client->allocate(kPiece);
-  ASSERT_TRUE(pages);
-  ASSERT_TRUE(client->register_memory(pages->memory.get(), kPiece));
+  const DmaPages pages = registered_pages(*client, kPiece);
+  ASSERT_TRUE(pages.memory);
   std::atomic<std::uint64_t> moved{0};
   int error = 0;
   std::thread worker([&] {
     while (error == 0) {
-      error = move(*space, Op::kRead, 0, pages->memory.get(), kPiece);
+      error = move(*space, Op::kRead, 0, pages.memory.get(), kPiece);
       moved.fetch_add(1);
     }
   });
@@ -143,7 +142,7 @@ TEST(ScenarioBroker, AKilledBrokerEndsAllRequestsAndTheNextOneStarts) {
   ASSERT_NE(again, nullptr);
   auto all = take_range(again, {.name = "all"});
   ASSERT_NE(all, nullptr);
-  EXPECT_EQ(move(*all, Op::kRead, 0, pages->memory.get(), kPiece), 0);
+  EXPECT_EQ(move(*all, Op::kRead, 0, pages.memory.get(), kPiece), 0);
 }
 
 // As `tardis nvmed` does it: the C ABI, root until the drive is open.
@@ -188,14 +187,13 @@ TEST(ScenarioBroker, ServesWithoutPrivileges) {
     ASSERT_NE(client, nullptr);
     auto space = take_range(client, {.name = "all"});
     ASSERT_NE(space, nullptr);
-    auto pages = client->allocate(kPiece);
-    ASSERT_TRUE(pages);
-    ASSERT_TRUE(client->register_memory(pages->memory.get(), kPiece));
-    mark(pages->memory.get(), kPiece, 0, 5);
-    EXPECT_EQ(move(*space, Op::kWrite, 0, pages->memory.get(), kPiece), 0);
-    std::memset(pages->memory.get(), 0, kPiece);
-    EXPECT_EQ(move(*space, Op::kRead, 0, pages->memory.get(), kPiece), 0);
-    EXPECT_TRUE(holds_mark(pages->memory.get(), kPiece, 0, 5));
+    const DmaPages pages = registered_pages(*client, kPiece);
+    ASSERT_TRUE(pages.memory);
+    mark(pages.memory.get(), kPiece, 0, 5);
+    EXPECT_EQ(move(*space, Op::kWrite, 0, pages.memory.get(), kPiece), 0);
+    std::memset(pages.memory.get(), 0, kPiece);
+    EXPECT_EQ(move(*space, Op::kRead, 0, pages.memory.get(), kPiece), 0);
+    EXPECT_TRUE(holds_mark(pages.memory.get(), kPiece, 0, 5));
     EXPECT_EQ(client->count().bounced_bytes.load(), 0u);
   });
   member.join();

@@ -61,19 +61,19 @@ TEST_F(ScenarioErrors, AReadThatFailsCostsThatRequestAlone) {
 TEST_F(ScenarioErrors, AWriteThatFailsOnceIsSentAgain) {
   const auto disk = space(2);
   ASSERT_NE(disk, nullptr);
-  fill_pattern(memory.data(), kBytes, 0);
+  mark(memory.data(), kBytes, 0);
   EXPECT_EQ(timed("error of a write, once", [&] { return move(*disk, Op::kWrite, 0, memory.data(), kBytes); }).error,
             0);
   EXPECT_EQ(counters().retries, 1u);
   std::memset(memory.data(), 0, kBytes);
   EXPECT_EQ(move(*disk, Op::kRead, 0, memory.data(), kBytes), 0);
-  EXPECT_TRUE(holds_pattern(memory.data(), kBytes, 0));
+  EXPECT_TRUE(holds_mark(memory.data(), kBytes, 0));
 }
 
 TEST_F(ScenarioErrors, AWriteThatFailsAlwaysEndsInTheError) {
   const auto disk = space(3);
   ASSERT_NE(disk, nullptr);
-  fill_pattern(memory.data(), kBytes, 0);
+  mark(memory.data(), kBytes, 0);
   const Timed write =
       timed("error of a write, always", [&] { return move(*disk, Op::kWrite, kBadOffset, memory.data(), kBytes); });
   EXPECT_EQ(write.error, EIO);

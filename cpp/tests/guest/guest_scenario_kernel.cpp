@@ -86,9 +86,9 @@ TEST(ScenarioKernel, DrivesOpenElsewhereAreRefused) {
   {
     const Child mounted([] {
       return ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-             ::mount(node_of(0).c_str(), "/tmp/mounted", "ext2", 0, nullptr) == 0;
+             ::mount(node_of(0).c_str(), "/mnt", "ext2", 0, nullptr) == 0;
     });
-    EXPECT_NE(::access("/tmp/mounted/file", F_OK), 0) << "it is mounted here too, so this shows nothing";
+    EXPECT_NE(::access("/mnt/file", F_OK), 0) << "it is mounted here too, so this shows nothing";
     EXPECT_NE(refusal(0).find("nvme0n1 is open exclusively"), std::string::npos);
   }
   // A node that is something else, and none, as in a container: nobody knows.

@@ -32,13 +32,13 @@ class Traffic {
     AlignedBuffer memory(kBytes);
     for (std::uint64_t i = 0; !over_; ++i) {
       const std::uint64_t offset = i / 2 % kBlocks * kBytes;
-      if (i % 2 == 0) fill_pattern(memory.data(), kBytes, offset);
+      if (i % 2 == 0) mark(memory.data(), kBytes, offset);
       const int error = move(*disk_, i % 2 == 0 ? Op::kWrite : Op::kRead, offset, memory.data(), kBytes);
       if (error != 0) {
         error_ = error;
         return;
       }
-      if (!holds_pattern(memory.data(), kBytes, offset)) wrong_ = true;
+      if (!holds_mark(memory.data(), kBytes, offset)) wrong_ = true;
       ++requests_;
     }
   }

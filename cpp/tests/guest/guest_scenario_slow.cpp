@@ -102,7 +102,7 @@ TEST_F(ScenarioSlow, LateDataOfARealMedium) {
     ASSERT_NE(fast, nullptr);
     const auto disk = space_of(fast, 5);
     ASSERT_NE(disk, nullptr);
-    fill_pattern(memory.data(), memory.size(), 0);
+    mark(memory.data(), memory.size(), 0);
     ASSERT_EQ(move(*disk, Op::kWrite, 0, memory.data(), memory.size()), 0);
   }
   ask_host("limit nvme0-5 65536");
@@ -120,7 +120,7 @@ TEST_F(ScenarioSlow, LateDataOfARealMedium) {
     const Timed read =
         timed("data and completion late, Abort refused", [&] { return move(*disk, Op::kRead, offset, to, kBytes); });
     EXPECT_TRUE(read.error == 0 || read.error == ETIMEDOUT) << std::strerror(read.error);
-    EXPECT_TRUE(read.error != 0 || holds_pattern(to, kBytes, offset)) << "wrong bytes";
+    EXPECT_TRUE(read.error != 0 || holds_mark(to, kBytes, offset)) << "wrong bytes";
     std::memset(to, 0x5a, kBytes);
     late += read.ms > 200;
   }

@@ -61,10 +61,10 @@ constexpr std::uint64_t kControlStride = 4u << 20, kControlBytes = 64u << 10;
 void write_control(NvmeNamespace& disk, std::uint64_t chain) {
   AlignedBuffer memory(kControlBytes);
   const std::uint64_t offset = chain * kControlStride;
-  fill_pattern(memory.data(), kControlBytes, offset);
+  mark(memory.data(), kControlBytes, offset);
   ASSERT_EQ(move(disk, Op::kWrite, offset, memory.data(), kControlBytes), 0);
   ASSERT_TRUE(disk.flush());
-  fill_pattern(memory.data(), kControlBytes, offset + kControlStride / 2);
+  mark(memory.data(), kControlBytes, offset + kControlStride / 2);
   ASSERT_EQ(move(disk, Op::kWrite, offset + kControlStride / 2, memory.data(), kControlBytes), 0);
 }
 
@@ -72,7 +72,7 @@ void check_control(NvmeNamespace& disk, std::uint64_t chain) {
   AlignedBuffer memory(kControlBytes);
   const std::uint64_t offset = chain * kControlStride;
   ASSERT_EQ(move(disk, Op::kRead, offset, memory.data(), kControlBytes), 0);
-  EXPECT_TRUE(holds_pattern(memory.data(), kControlBytes, offset)) << "what was flushed is gone";
+  EXPECT_TRUE(holds_mark(memory.data(), kControlBytes, offset)) << "what was flushed is gone";
   ASSERT_EQ(move(disk, Op::kRead, offset + kControlStride / 2, memory.data(), kControlBytes), 0);
   EXPECT_TRUE(std::all_of(memory.data(), memory.data() + kControlBytes, [](std::byte b) { return b == std::byte{0}; }))
       << "the drive has no volatile cache: the cut lost nothing";
