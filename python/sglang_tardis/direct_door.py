@@ -331,17 +331,17 @@ class DirectDoor:
             stream.wait_stream(torch.cuda.current_stream(self._pools.device))  # it makes the ids
             if self._forward_stream is not None:
                 stream.wait_stream(self._forward_stream)  # slots that were free until now may still be read there
-        transfer = self.take_interval()
-        if stream is not None:
+        transfer = self.take_interval() if stream is not None else None
+        if transfer is not None:
             transfer.begin(stream)
         most_pinned, most_files = self.engine.most_pinned_pages, self.engine.most_file_pages
         for part in range(max(-(-len(pinned) // most_pinned), -(-len(files) // most_files))):
             a = slice(part * most_pinned, (part + 1) * most_pinned)
             b = slice(part * most_files, (part + 1) * most_files)
-            digests = np.ascontiguousarray(hashes[files[b]])
-            pages = LoadPages(pinned_ids[a], addresses[a], file_ids[b], digests, hides)
+            from_files = np.ascontiguousarray(hashes[files[b]])
+            pages = LoadPages(pinned_ids[a], addresses[a], file_ids[b], from_files, hides)
             batch.loads.append(self.engine.begin(pages))
-        if stream is not None:
+        if transfer is not None:
             transfer.end(stream)
             batch.transfers.append(transfer)
         self.counts["loads"] += len(queued)

@@ -48,7 +48,7 @@ class LoadPages(NamedTuple):
         file_ids: int32 `[m]` on the pools' device.
         file_hashes: (m, 32) uint8.
         hides: whether there is compute that the load shall run beside. A GPU's copy engines would hold it up: what a
-            forward copies to the device first, from 64 KiB on, waits behind all of their work.
+            forward copies to the device first, from 32 KiB of pinned memory on, waits behind all of their work.
     """
 
     pinned_ids: torch.Tensor

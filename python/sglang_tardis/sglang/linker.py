@@ -290,8 +290,8 @@ class TardisLinker(UnifiedCacheLinker):
         if rid in self._queued:
             raise RuntimeError(f"tardis: expected one load of request {rid} at a time, found another one queued")
         transfer = _kv(transfers)
-        self._door.put_in_order(transfer.device_indices)  # the request takes its slots from here afterwards
         try:
+            self._door.put_in_order(transfer.device_indices)  # the request takes its slots from here afterwards
             namespace = None if self._closed else self._live.current()
             queued = self._door.queue(namespace, block_hashes(transfer.keys), transfer.device_indices)
         except Exception:
