@@ -3,9 +3,10 @@
 """The NVMe driver in guests, built with gcov, and with AddressSanitizer and UBSan: all of tests/qemu, with more cuts.
 
 Builds `tardis_nvme_guest` twice, runs the tests of tests/qemu against each, and adds up which lines of cpp/nvme guests
-have executed. Rows: failed tests of each build (must be 0), and the lines, in percent of those that a compiler made
-code for, of cpp/nvme without the software controller, and of each folder of it. The exit status is 1 if a test failed,
-or the percentage is below `--least`.
+have executed. Rows: failed tests of each build (must be 0); each test on VFIO's character device and without an IOMMU,
+where ``TARDIS_VFIO_KERNEL`` names a kernel of scripts/build-vfio-kernel (else they are skipped, which is said); and
+the lines, in percent of those that a compiler made code for, of cpp/nvme without the software controller, of vfio and
+of broker. The exit status is 1 if a test failed, or the percentage of cpp/nvme is below `--least`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -26,6 +28,12 @@ from common import Report, add_common_arguments, machine_facts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOFTWARE = "cpp/nvme/soft/"  # never there in a guest
+FOLDERS = {
+    "cpp/nvme without soft": ("cpp/nvme/", SOFTWARE),
+    "cpp/nvme/vfio": ("cpp/nvme/vfio/",),
+    "cpp/nvme/broker": ("cpp/nvme/broker/",),
+}
+OTHER_WAYS = "test_vfio_modes"  # of VFIO
 BUILDS = {
     "gcov": ["-DCMAKE_CXX_FLAGS=--coverage", "-DCMAKE_BUILD_TYPE=Debug"],
     "address,undefined": ["-DTARDIS_SANITIZE=address,undefined"],
@@ -37,18 +45,24 @@ SANITIZERS = {"ASAN_OPTIONS": "abort_on_error=0:detect_leaks=1", "UBSAN_OPTIONS"
 def build(name: str, jobs: int) -> pathlib.Path:
     """The build folder of `name`, with the guests' program in it."""
     folder = ROOT / "build" / f"guest-{name.partition(',')[0]}"
-    definitions = [*BUILDS[name], "-DTARDIS_TESTS=ON", "-DTARDIS_CUDA=OFF"]
+    kernel = os.environ.get("TARDIS_VFIO_KERNEL")
+    headers = pathlib.Path(kernel).resolve() / "headers" / "include" if kernel else ""
+    definitions = [*BUILDS[name], "-DTARDIS_TESTS=ON", "-DTARDIS_CUDA=OFF", f"-DTARDIS_KERNEL_HEADERS={headers}"]
     configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *definitions]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", folder, "-j", str(jobs), "--target", "tardis_nvme_guest"], check=True)
     return folder
 
 
-def run_tests(folder: pathlib.Path, rounds: int, environment: dict[str, str]) -> dict[str, object]:
-    """All tests of tests/qemu: how many passed and failed, guests and seconds."""
+def run_tests(
+    folder: pathlib.Path, rounds: int, environment: dict[str, str]
+) -> tuple[dict[str, object], list[ElementTree.Element]]:
+    """All tests of tests/qemu: how many passed and failed, guests and seconds; and each test, as JUnit has it."""
     started = time.monotonic()
+    cases = folder / "tests-qemu.xml"
+    options = ["-q", "-rs", "--color=no", "-p", "no:cacheprovider", f"--junitxml={cases}"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", "--color=no", "-p", "no:cacheprovider", ROOT / "tests" / "qemu"],
+        [sys.executable, "-m", "pytest", *options, ROOT / "tests" / "qemu"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -69,13 +83,30 @@ def run_tests(folder: pathlib.Path, rounds: int, environment: dict[str, str]) ->
     if done.returncode != 0:
         failed = max(1, failed)
         print(done.stdout)
-    return {
+    result = {
         "passed": counts.get("passed", 0),
         "failed": failed,
         "skipped": counts.get("skipped", 0),
         "guests": int(guests[1]) if guests else 0,
         "seconds": round(time.monotonic() - started, 1),
     }
+    return result, list(ElementTree.parse(cases).iter("testcase"))
+
+
+def report_other_ways(report: Report, build_name: str, cases: list[ElementTree.Element]) -> None:
+    """A row for each test on another way of VFIO; the reason, once, if there was no kernel for them."""
+    reasons = set()
+    for case in cases:
+        if OTHER_WAYS not in case.get("classname", ""):
+            continue
+        skipped = case.find("skipped")
+        if skipped is not None:
+            reasons.add(skipped.get("message", ""))
+            continue
+        failed = case.find("failure") is not None or case.find("error") is not None
+        report.add(case.get("name", "").removeprefix("test_"), build_name, 1, int(failed), "failed")
+    for reason in sorted(reasons):
+        print(f"skipped: {reason}")
 
 
 def merged_counts(guests: list[pathlib.Path], scratch: pathlib.Path) -> pathlib.Path:
@@ -139,12 +170,12 @@ def main() -> int:
         counts = folder / "guests"
         shutil.rmtree(counts, ignore_errors=True)
         environment = {"TARDIS_GUEST_COVERAGE": str(counts)} if name == "gcov" else SANITIZERS
-        result = run_tests(folder, rounds, environment)
+        build_name = f"-fsanitize={name}" if "," in name else name
+        result, cases = run_tests(folder, rounds, environment)
         failed = result.pop("failed")
         failures += failed
-        report.add(
-            "tests/qemu", f"-fsanitize={name}" if "," in name else name, result["guests"], failed, "failed", **result
-        )
+        report.add("tests/qemu", build_name, result["guests"], failed, "failed", **result)
+        report_other_ways(report, build_name, cases)
         if name == "gcov":
             scratch = folder / "guest-counts"
             shutil.rmtree(scratch, ignore_errors=True)
@@ -164,11 +195,12 @@ def report_lines(report: Report, lines: dict[str, dict[int, int]], least: float)
         files[path] = {"lines": all_, "executed": done, "not_executed": missing}
         if not path.startswith(SOFTWARE):
             print(f"  {path:40s} {done:5d} of {all_:5d}  {100 * done / all_:5.1f} %")
-    done, all_ = covered(lines, "cpp/nvme/", SOFTWARE)
-    percent = 100 * done / all_
-    report.add("lines executed in guests", "cpp/nvme without soft", all_, percent, "%", 100.0, executed=done)
-    done, all_ = covered(lines, "cpp/nvme/vfio/")
-    report.add("lines executed in guests", "cpp/nvme/vfio", all_, 100 * done / all_, "%", 100.0, executed=done)
+    percents = []
+    for name, wanted in FOLDERS.items():
+        done, all_ = covered(lines, *wanted)
+        percents.append(100 * done / all_)
+        report.add("lines executed in guests", name, all_, percents[-1], "%", 100.0, executed=done)
+    percent = percents[0]
     report.note(files={path: facts for path, facts in files.items() if not path.startswith(SOFTWARE)})
     if percent < least:
         print(f"expected at least {least} % of the lines of cpp/nvme to be executed, found {percent:.1f} %")

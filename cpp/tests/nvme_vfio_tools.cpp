@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tools say of drives: Identify and health data, sysfs, releases, readers of registers. On data and files made up.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +14,7 @@
 #include "nvme/vfio/doorbell_check.h"
 #include "nvme/vfio/drive_facts.h"
 #include "nvme/vfio/drive_release.h"
+#include "nvme/vfio/vfio_open.h"
 #include "nvme_vfio_machine.h"
 #include "store_support.h"
 #include "tests/nvme_driver_support.h"
@@ -218,6 +220,48 @@ TEST(NvmeVfioTools, AReleaseIsPlannedOrRefused) {
   ASSERT_FALSE(busy);
   EXPECT_EQ(busy.error().code, Code::kBusy);
   expect_has(busy.error().message, {"/vfio/8 is open in process 77 (python3)"});
+}
+
+// What vfio-pci makes where there is no group file, and where there is no IOMMU.
+TEST(NvmeVfioTools, EveryFileOfVfioIsKnown) {
+  Machine machine;
+  machine.set_driver("vfio-pci");
+  machine.set_group("8");
+  const std::string vfio = machine.paths.dev + "/vfio";
+  const auto refusal_while_open = [&](const std::string& file) {
+    const fs::path link = machine.paths.proc + "/77/fd/5";
+    fs::create_directories(link.parent_path());
+    fs::create_symlink(file, link);
+    const auto plan = machine.plan("nvme");
+    fs::remove(link);
+    EXPECT_TRUE(machine.plan("nvme"));
+    return plan ? std::string() : plan.error().message;
+  };
+  EXPECT_EQ(machine.facts().vfio_file, vfio + "/8");
+  expect_has(machine.facts().refusal, {"is not there"});
+  fs::create_directories(machine.device() / "vfio-dev/vfio3");
+  Machine::write(vfio + "/devices/vfio3", "");
+  EXPECT_EQ(machine.facts().vfio_file, vfio + "/devices/vfio3");
+  EXPECT_EQ(machine.facts().refusal, "");
+  expect_has(refusal_while_open(vfio + "/devices/vfio3"), {"/vfio/devices/vfio3 is open in process 77"});
+  if (::geteuid() == 0) {
+    expect_has(machine.plan("vfio-pci")->remaining(),
+               {"/devices/vfio3 belongs to root; chown USER ", "/dev/iommu lets USER"});
+  }
+  Machine::write(vfio + "/8", "");
+  EXPECT_EQ(machine.facts().vfio_file, vfio + "/8");
+
+  fs::remove_all(vfio);
+  Machine::write(vfio + "/noiommu-8", "");
+  EXPECT_EQ(machine.facts().vfio_file, vfio + "/noiommu-8");
+  expect_has(machine.facts().refusal, {"expected an IOMMU, found none", "all memory of the machine"});
+  expect_has(machine.plan("vfio-pci")->remaining(), {"expected an IOMMU, found none"});
+  expect_has(refusal_while_open(vfio + "/noiommu-8"), {"/vfio/noiommu-8 is open in process 77"});
+  const auto opened =
+      open_vfio(*PciDevice::read(*PciAddress::parse("0000:81:00.0"), machine.paths), VfioWay::kAuto, machine.paths);
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, Code::kPermission);
+  expect_has(opened.error().message, {"expected an IOMMU, found none"});
 }
 
 TEST(NvmeVfioTools, AReleaseThatNoDriverTakesIsTakenBack) {

@@ -85,6 +85,21 @@ def test_a_drive_of_vfio(machine):
     assert lines(machine)[-1] == f"ok       {name}; {IDENTIFY}"
 
 
+def test_a_drive_of_vfio_without_an_iommu(machine):
+    machine.add_vfio()
+    machine.add_function(driver="vfio-pci", group="0")
+    machine.write("sys/kernel/iommu_groups/0/name", "vfio-noiommu\n")
+    machine.write("dev/vfio/noiommu-0", "")
+    found = lines(machine)
+    assert found[0] == (
+        "note     IOMMU: off, and vfio-pci has a drive without one (vfio.enable_unsafe_noiommu_mode): it is not used, "
+        "as it would reach all memory of the machine"
+    )
+    assert found[-1].startswith(f"note     NVMe {DRIVE}: ") and "expected an IOMMU, found none" in found[-1]
+    machine.add_function("0000:82:00.0", driver="vfio-pci", group="3")
+    assert lines(machine)[0] == "ok       IOMMU: 1 groups (dmar0)"
+
+
 def test_drives_without_a_driver_or_a_link(machine):
     at = machine.add_function()
     (at / "current_link_speed").write_text("Unknown\n")

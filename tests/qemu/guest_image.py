@@ -14,6 +14,7 @@ import subprocess
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 PROGRAM_FOLDER, DATA_FOLDER = "/program", "/data"
+DEVICE_FILE_MARK = b"VFIO with iommufd"  # what device_file_domain.cpp calls its way
 
 
 class MissingError(Exception):
@@ -22,7 +23,7 @@ class MissingError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What scripts/install-guest-kernel made."""
+    """What scripts/install-guest-kernel made, or scripts/build-vfio-kernel, which has no modules."""
 
     folder: pathlib.Path
 
@@ -44,6 +45,23 @@ class Kernel:
         if not (folder / "vmlinuz").exists():
             raise MissingError(f"no guest kernel in {folder}: `make qemu-test` or scripts/install-guest-kernel gets it")
         return cls(folder)
+
+    @classmethod
+    def of_other_ways(cls, program: pathlib.Path) -> Kernel:
+        """What scripts/build-vfio-kernel made, in ``TARDIS_VFIO_KERNEL``, for a program that knows all ways of VFIO."""
+        named = os.environ.get("TARDIS_VFIO_KERNEL")
+        if not named:
+            raise MissingError(
+                "TARDIS_VFIO_KERNEL names no kernel with all ways of VFIO: scripts/build-vfio-kernel makes one"
+            )
+        if not (pathlib.Path(named) / "vmlinuz").exists():
+            raise MissingError(f"TARDIS_VFIO_KERNEL: no vmlinuz in {named}; scripts/build-vfio-kernel makes it")
+        if DEVICE_FILE_MARK not in program.read_bytes():
+            raise MissingError(
+                f"{program} was compiled with kernel headers older than Linux 6.6: compile it with "
+                f"-DTARDIS_KERNEL_HEADERS={named}/headers/include"
+            )
+        return cls(pathlib.Path(named))
 
 
 def require_programs() -> None:

@@ -54,12 +54,20 @@ class Bench:
         self.folder = folder
         self.kernel = Kernel.find()
         vectors = sorted((REPOSITORY / "cpp" / "tests" / "data").glob("nvme_*.txt"))
-        self.image = base_archive(self.kernel, folder) + program_archive([PROGRAM], folder) + data_archive(vectors)
+        self._programs = program_archive([PROGRAM], folder) + data_archive(vectors)
+        self._images = {self.kernel: base_archive(self.kernel, folder) + self._programs}
         self.guests_started = 0
         self.last_end = time.monotonic()
         self._running: set[Guest] = set()
         self._closed = False
         self._lock = threading.Lock()
+
+    def image(self, kernel: Kernel) -> bytes:
+        """What every guest of that kernel has in memory."""
+        with self._lock:
+            if kernel not in self._images:
+                self._images[kernel] = base_archive(kernel, self.folder) + self._programs
+            return self._images[kernel]
 
     def enter(self, guest: Guest) -> None:
         with self._lock:
@@ -117,8 +125,10 @@ class Lab:
         seconds: float = SECONDS,
         actions: Mapping[str, Action] | None = None,
         environment: Mapping[str, str] | None = None,
+        kernel: Kernel | None = None,
     ) -> Iterator[Guest]:
         """A guest that runs `main`, a shell script, for at most `seconds`; it is gone when the context ends."""
+        kernel = kernel or self._bench.kernel
         name = f"guest{self._guests}"
         self._guests += 1
         out_image = self.folder / f"{name}.out" if COVERAGE else None
@@ -144,10 +154,8 @@ class Lab:
         }
         lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
         initrd = self.folder / f"{name}.initrd"
-        initrd.write_bytes(self._bench.image + run_archive(settings, "\n".join([*lines, main])))
-        guest = Guest(
-            name, machine, self._bench.kernel.image, initrd, self.folder, seconds * PATIENCE, actions, out_image
-        )
+        initrd.write_bytes(self._bench.image(kernel) + run_archive(settings, "\n".join([*lines, main])))
+        guest = Guest(name, machine, kernel.image, initrd, self.folder, seconds * PATIENCE, actions, out_image)
         try:
             self._bench.enter(guest)
             yield guest

@@ -81,8 +81,8 @@ TARDIS_GUEST_FLUSHED=${{TARDIS_GUEST_FLUSHED}}{comma}{chain}:$pages
 """
 
 
-def test_kill_9_of_the_store(lab):
-    """The kernel takes the drive from the process, and the next one finds it usable."""
+def kill_and_look(lab, machine, **boot):
+    """A guest in which a process that fills a store is killed again and again, and the next one looks."""
     moments = random.Random(SEED)
     rounds = max(3, ROUNDS)
     script = "export TARDIS_GUEST_PROGRESS=/tmp/progress TARDIS_GUEST_FLUSHED=\n" + "".join(
@@ -96,9 +96,13 @@ def test_kill_9_of_the_store(lab):
         )
         for chain in range(1, rounds + 1)
     )
-    drive = Controller((Namespace(mib=128, block_bytes=512),))
-    with lab.boot(Machine((drive,)), script) as guest:
+    with lab.boot(machine, script, **boot) as guest:
         outcome = guest.passed()
     check(lab, outcome, VERIFY)
     assert len(re.findall(rf"^\[       OK \] {VERIFY} ", outcome.log, re.MULTILINE)) == rounds
     look(outcome.log, set(range(1, rounds + 1)))
+
+
+def test_kill_9_of_the_store(lab):
+    """The kernel takes the drive from the process, and the next one finds it usable."""
+    kill_and_look(lab, Machine((Controller((Namespace(mib=128, block_bytes=512),)),)))

@@ -15,6 +15,7 @@
 #endif
 
 #include "nvme/vfio/text_file.h"
+#include "nvme/vfio/vfio_nodes.h"
 #include "nvme/vfio/vfio_open.h"
 
 namespace tardis::nvme {
@@ -82,14 +83,6 @@ class DeviceFileDomain final : public IommuDomain {
   std::size_t page_bytes_ = 4096;
 };
 
-Result<UniqueFd> open_file(const std::string& path, const char* missing) {
-  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (fd) return fd;
-  Error refused = errno_error(errno, "opening " + path);
-  if (refused.os_error == ENOENT) refused.message += std::string("; ") + missing;
-  return refused;
-}
-
 }  // namespace
 
 Result<VfioOpened> open_device_file(const PciDevice& device, const SystemPaths& paths) {
@@ -100,10 +93,10 @@ Result<VfioOpened> open_device_file(const PciDevice& device, const SystemPaths& 
                                       ", found none; its kernel lacks CONFIG_VFIO_DEVICE_CDEV"};
   }
   auto files = std::make_shared<VfioFiles>();
-  auto iommu = open_file(paths.dev + "/iommu", "the kernel lacks CONFIG_IOMMUFD, or the module iommufd is not loaded");
+  auto iommu = open_node(paths.dev + "/iommu", "the kernel lacks CONFIG_IOMMUFD, or the module iommufd is not loaded");
   if (!iommu) return iommu.error();
   files->container = std::move(*iommu);
-  auto function = open_file(paths.dev + "/vfio/devices/" + names.front(), "load the module vfio-pci");
+  auto function = open_node(paths.dev + "/vfio/devices/" + names.front(), "load the module vfio-pci");
   if (!function) return function.error();
   files->device = std::move(*function);
 

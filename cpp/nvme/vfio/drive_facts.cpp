@@ -11,6 +11,7 @@
 #include "nvme/vfio/drive_refusal.h"
 #include "nvme/vfio/nvme_users.h"
 #include "nvme/vfio/text_file.h"
+#include "nvme/vfio/vfio_nodes.h"
 
 namespace tardis::nvme {
 namespace {
@@ -70,10 +71,10 @@ DriveNamespace namespace_of(const std::string& name, const SystemPaths& paths) {
 }
 
 std::string vfio_file_of(const PciDevice& pci, const SystemPaths& paths) {
-  const std::string group = paths.dev + "/vfio/" + pci.group;
-  if (!pci.group.empty() && ::access(group.c_str(), F_OK) == 0) return group;
-  const auto files = names_in(fs::path(paths.sys) / "bus/pci/devices" / pci.address.text() / "vfio-dev");
-  return files.empty() ? group : paths.dev + "/vfio/devices/" + files.front();
+  const auto files = VfioNodes::find(pci, paths).all();
+  if (!files.empty()) return files.front();
+  const auto names = names_in(fs::path(paths.sys) / "bus/pci/devices" / pci.address.text() / "vfio-dev");
+  return paths.dev + "/vfio/" + (names.empty() ? pci.group : "devices/" + names.front());
 }
 
 // As check_drive(), but opens nothing.
@@ -85,6 +86,7 @@ std::string refusal_of(const DriveFacts& drive, const SystemPaths& paths) {
   }
   const Status checked = check_drive(drive.pci, paths);
   if (!checked) return checked.error().message;
+  if (VfioNodes::find(drive.pci, paths).only_without_iommu()) return no_iommu_error(drive.pci).message;
   if (!drive.vfio_file_usable) return drive.vfio_file + " may not be opened by this user, or is not there";
   return {};
 }

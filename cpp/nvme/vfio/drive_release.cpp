@@ -16,6 +16,7 @@
 #include "nvme/vfio/nvme_users.h"
 #include "nvme/vfio/open_files.h"
 #include "nvme/vfio/text_file.h"
+#include "nvme/vfio/vfio_nodes.h"
 
 namespace tardis::nvme {
 namespace {
@@ -25,18 +26,10 @@ namespace fs = std::filesystem;
 constexpr const char* kKernelDriver = "nvme";
 constexpr std::chrono::seconds kProbeWait{1};  // some drivers probe in a thread of their own
 
-std::vector<std::string> vfio_files(const PciDevice& device, const SystemPaths& paths) {
-  std::vector<std::string> files;
-  if (!device.group.empty()) files.push_back(paths.dev + "/vfio/" + device.group);
-  for (const auto& name : names_in(fs::path(paths.sys) / "bus/pci/devices" / device.address.text() / "vfio-dev")) {
-    files.push_back(paths.dev + "/vfio/devices/" + name);
-  }
-  return files;
-}
-
 // Unbinding would wait for whoever has it, without an end.
 Status check_vfio_unused(const PciDevice& device, const SystemPaths& paths) {
-  const auto files = vfio_files(device, paths);
+  const VfioNodes nodes = VfioNodes::find(device, paths);
+  const auto files = nodes.all();
   const auto opened = openers_among_processes(paths, [&](const fs::path& link) {
     std::error_code error;
     const std::string target = fs::read_symlink(link, error).string();
@@ -44,10 +37,11 @@ Status check_vfio_unused(const PciDevice& device, const SystemPaths& paths) {
   });
   std::string all;
   for (const FileOpener& opener : opened) all += (all.empty() ? "" : ", ") + opener.text;
-  // A group is opened once; who has it may be in another container.
-  if (all.empty() && !device.group.empty()) {
-    const UniqueFd group(::open(files.front().c_str(), O_RDWR | O_CLOEXEC));
-    if (!group && errno == EBUSY) all = files.front() + " is open in a process that cannot be seen here";
+  // A group is opened once, and not beside the character device; who has it may be in another container.
+  const std::string& once = nodes.group.empty() ? nodes.without_iommu : nodes.group;
+  if (all.empty() && !once.empty()) {
+    const UniqueFd group(::open(once.c_str(), O_RDWR | O_CLOEXEC));
+    if (!group && errno == EBUSY) all = once + " is open in a process that cannot be seen here";
   }
   if (all.empty()) return {};
   return Error{Code::kBusy, "PCI device " + device.address.text() +
@@ -181,10 +175,14 @@ std::string DriveRelease::remaining() const {
   if (!now) return now.error().message;
   if (now->driver != kVfioPciDriver) return {};  // nothing was done yet
   if (Status fits = check_drive(*now, paths_); !fits) return fits.error().message;
-  const auto files = vfio_files(*now, paths_);
+  const VfioNodes nodes = VfioNodes::find(*now, paths_);
+  if (nodes.only_without_iommu()) return no_iommu_error(*now).message;
+  // The character device is of no use without the IOMMU's file.
+  const std::string needed = nodes.group.empty() ? nodes.device_file : nodes.group;
   struct stat file {};
-  if (files.empty() || ::stat(files.front().c_str(), &file) != 0 || file.st_uid != 0) return {};
-  return files.front() + " belongs to root; chown USER " + files.front() + " lets USER drive it without root";
+  if (needed.empty() || ::stat(needed.c_str(), &file) != 0 || file.st_uid != 0) return {};
+  const std::string also = nodes.group.empty() ? " " + paths_.dev + "/iommu" : "";
+  return needed + " belongs to root; chown USER " + needed + also + " lets USER drive it without root";
 }
 
 }  // namespace tardis::nvme

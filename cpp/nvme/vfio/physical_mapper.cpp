@@ -33,8 +33,9 @@ Status PhysicalMapper::unmap(void* memory) {
 
 Result<DmaPages> PhysicalMapper::allocate(std::size_t bytes) {
   const std::size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  // Shared: private memory would lie elsewhere once the process has forked and writes to it.
   void* const memory =
-      ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE, -1, 0);
+      ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE, -1, 0);
   if (memory == MAP_FAILED) {
     Error refused = errno_error(errno, "mmap of " + std::to_string(whole >> 20) + " MiB of huge pages");
     refused.message += "; a drive without an IOMMU needs them: raise vm.nr_hugepages";

@@ -7,29 +7,22 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 #include "nvme/vfio/type1_domain.h"
+#include "nvme/vfio/vfio_nodes.h"
 
 namespace tardis::nvme {
 namespace {
 
-Error open_error(int error, const std::string& path) {
-  Error refused = errno_error(error, "opening " + path);
-  if (error == EBUSY) {
-    refused.message += "; another process has the drive";
-  } else if (error == EACCES || error == EPERM) {
-    refused.message += "; give the file to the user of this process, or run it as root";
-  } else if (error == ENOENT) {
-    refused.message += "; expected it to appear once the device is bound to vfio-pci: load the module vfio-pci";
-  }
-  return refused;
-}
+constexpr const char* kNotBound =
+    "expected it to appear once the device is bound to vfio-pci: load the module vfio-pci";
 
 Result<UniqueFd> open_container(const SystemPaths& paths) {
   const std::string path = paths.dev + "/vfio/vfio";
-  UniqueFd container(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!container) return open_error(errno, path);
-  const int version = ::ioctl(container.get(), VFIO_GET_API_VERSION);
+  auto container = open_node(path, kNotBound);
+  if (!container) return container;
+  const int version = ::ioctl(container->get(), VFIO_GET_API_VERSION);
   if (version != VFIO_API_VERSION) {
     return Error{Code::kUnsupportedFormat, path + ": expected version " + std::to_string(VFIO_API_VERSION) +
                                                " of the VFIO interface, found " + std::to_string(version)};
@@ -89,8 +82,9 @@ Result<VfioOpened> open_group(const PciDevice& device, const SystemPaths& paths)
                      "vfio_iommu_type1"};
   }
   const std::string path = paths.dev + "/vfio/" + device.group;
-  files->group.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!files->group) return open_error(errno, path);
+  auto group = open_node(path, kNotBound);
+  if (!group) return group.error();
+  files->group = std::move(*group);
   if (auto joined = join_group(*files, path); !joined) return joined.error();
   if (::ioctl(fd, VFIO_SET_IOMMU, version_2 ? VFIO_TYPE1v2_IOMMU : VFIO_TYPE1_IOMMU) != 0) return iommu_error(errno);
   if (auto opened = open_function(*files, device); !opened) return opened.error();
@@ -111,8 +105,9 @@ Result<VfioOpened> open_without_iommu(const PciDevice& device, const SystemPaths
   auto container = open_container(paths);
   if (!container) return container.error();
   files->container = std::move(*container);
-  files->group.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!files->group) return open_error(errno, path);
+  auto group = open_node(path, kNotBound);
+  if (!group) return group.error();
+  files->group = std::move(*group);
   if (auto joined = join_group(*files, path); !joined) return joined.error();
   if (::ioctl(files->container.get(), VFIO_SET_IOMMU, VFIO_NOIOMMU_IOMMU) != 0) return iommu_error(errno);
   if (auto opened = open_function(*files, device); !opened) return opened.error();
@@ -122,7 +117,6 @@ Result<VfioOpened> open_without_iommu(const PciDevice& device, const SystemPaths
 }  // namespace
 
 Result<VfioOpened> open_vfio(const PciDevice& device, VfioWay way, const SystemPaths& paths) {
-  const std::string group = paths.dev + "/vfio/" + device.group;
   switch (way) {
     case VfioWay::kGroup:
       return open_group(device, paths);
@@ -133,9 +127,10 @@ Result<VfioOpened> open_vfio(const PciDevice& device, VfioWay way, const SystemP
     case VfioWay::kAuto:
       break;
   }
-  const bool has_group = ::access(group.c_str(), F_OK) == 0;
-  const bool has_iommufd = ::access((paths.dev + "/iommu").c_str(), F_OK) == 0;
-  return has_group || !has_iommufd ? open_group(device, paths) : open_device_file(device, paths);
+  const VfioNodes nodes = VfioNodes::find(device, paths);
+  if (nodes.only_without_iommu()) return no_iommu_error(device);
+  return nodes.group.empty() && !nodes.device_file.empty() ? open_device_file(device, paths)
+                                                           : open_group(device, paths);
 }
 
 }  // namespace tardis::nvme

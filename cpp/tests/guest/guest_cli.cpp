@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "guest_answers.h"
 #include "guest_scenario.h"
-#include "tardis/nvme.h"
 #include "tests/nvme_store_support.h"
 
 namespace tardis::nvme::testing {
@@ -13,36 +13,6 @@ namespace {
 
 using namespace tardis::testing;
 
-struct Answer {
-  tardis_code code;
-  std::string text;  // JSON, or the error
-
-  bool has(const std::string& part) const { return text.find(part) != std::string::npos; }
-};
-
-template <class Call>
-Answer ask(Call call) {
-  char *json = nullptr, *error = nullptr;
-  const tardis_code code = call(&json, &error);
-  Answer answer{code, code == TARDIS_OK ? json : error};
-  std::printf("%s\n", answer.text.c_str());
-  tardis_free(json);
-  tardis_free(error);
-  return answer;
-}
-void expect_has(const Answer& answer, std::initializer_list<const char*> parts) {
-  for (const char* const part : parts) EXPECT_TRUE(answer.has(part)) << "no '" << part << "' in " << answer.text;
-}
-
-std::string drive() { return guest_controllers().at(0); }
-Answer list() {
-  return ask([](char** json, char** error) { return tardis_nvme_list(nullptr, json, error); });
-}
-Answer release(const char* to, bool carry_out) {
-  return ask([&](char** json, char** error) {
-    return tardis_nvme_release(nullptr, drive().c_str(), to, carry_out ? 1 : 0, json, error);
-  });
-}
 Answer format(const std::string& home, bool erase) {
   return ask([&](char** json, char** error) {
     return tardis_nvme_format_store(nullptr, drive().c_str(), 1, home.c_str(), erase ? 1 : 0, json, error);

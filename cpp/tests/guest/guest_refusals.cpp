@@ -44,7 +44,7 @@ TEST_F(GuestRefusals, AFunctionThatNoDriverHas) {
 }
 
 TEST_F(GuestRefusals, WaysThatThisKernelLacks) {
-  if (guest_way() != VfioWay::kGroup) GTEST_SKIP() << "the kernel has other ways";
+  if (guest_way() != VfioWay::kGroup) GTEST_SKIP() << "the kernel has other ways (guest_scenario_modes.cpp)";
   VfioOptions options = guest_options();
   options.way = VfioWay::kWithoutIommu;
   expect_part(refusal(address, Code::kNotFound, options), "noiommu-");
@@ -65,6 +65,7 @@ TEST_F(GuestRefusals, NamespacesThatAreNotThere) {
 }
 
 TEST_F(GuestRefusals, QueuesOfOthers) {
+  if (guest_way() == VfioWay::kWithoutIommu) GTEST_SKIP() << "memory that is not of huge pages needs an IOMMU";
   VfioOptions options = guest_options();
   options.driver.external_queues = 1;
   const auto controller = open(options);
@@ -102,6 +103,7 @@ TEST_F(GuestRefusals, QueuesOfOthers) {
 }
 
 TEST_F(GuestRefusals, SelfTestOfReads) {
+  if (guest_way() == VfioWay::kWithoutIommu) GTEST_SKIP() << "memory that is not of huge pages needs an IOMMU";
   const auto controller = open();
   ASSERT_NE(controller, nullptr);
   const auto space = space_of(controller, 1);
@@ -112,6 +114,7 @@ TEST_F(GuestRefusals, SelfTestOfReads) {
 
 // As a GPU's pages lie: scattered granules, of which a table has a descriptor each.
 TEST_F(GuestRefusals, TablesOfScatteredGranules) {
+  if (guest_way() == VfioWay::kWithoutIommu) GTEST_SKIP() << "memory that is not of huge pages needs an IOMMU";
   VfioOptions options = guest_options();
   options.driver.external_queues = 1;
   const auto controller = open(options);

@@ -25,12 +25,13 @@ inline std::vector<std::string> guest_controllers() {
   return addresses;
 }
 
-// TARDIS_GUEST_WAY: "group" (the default), "device-file" or "without-iommu".
+// TARDIS_GUEST_WAY: "group" (the default), "device-file", "without-iommu" or "auto".
 inline VfioWay guest_way() {
   const char* const text = std::getenv("TARDIS_GUEST_WAY");
   const std::string way = text != nullptr ? text : "group";
   if (way == "device-file") return VfioWay::kDeviceFile;
   if (way == "without-iommu") return VfioWay::kWithoutIommu;
+  if (way == "auto") return VfioWay::kAuto;
   if (way != "group") ADD_FAILURE() << "TARDIS_GUEST_WAY: found '" << way << "'";
   return VfioWay::kGroup;
 }

@@ -17,6 +17,7 @@ from .render import human_bytes
 _DRIVER_BYTES = 4 * (3 << 20)
 _TABLE_SHARE = 400
 _CAP_IPC_LOCK = 14
+_NO_IOMMU_GROUP = "vfio-noiommu"  # as the kernel names it
 
 
 def examine_nvme(pool_bytes: int = 0, root: str = "/") -> Iterator[Finding]:
@@ -51,11 +52,28 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+def _line(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def _iommu(root: Path) -> Finding:
-    groups = _names(root / "sys/kernel/iommu_groups")
+    folder = root / "sys/kernel/iommu_groups"
+    # VFIO makes a group for a drive without an IOMMU, where the kernel was told to allow that.
+    without = [group for group in _names(folder) if _line(folder / group / "name") == _NO_IOMMU_GROUP]
+    groups = len(_names(folder)) - len(without)
     if groups:
         units = ", ".join(_names(root / "sys/class/iommu")) or "its name is not shown"
-        return Finding("IOMMU", "ok", f"{len(groups)} groups ({units})")
+        return Finding("IOMMU", "ok", f"{groups} groups ({units})")
+    if without:
+        return Finding(
+            "IOMMU",
+            "note",
+            "off, and vfio-pci has a drive without one (vfio.enable_unsafe_noiommu_mode): it is not used, as it would "
+            "reach all memory of the machine",
+        )
     return Finding(
         "IOMMU",
         "note",
