@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import pytest
 from guest import Machine
-from guest_drives import Controller, Namespace
+from guest_drives import Controller, Namespace, pci_addresses
 from guest_image import Kernel, MissingError
 from guest_lab import PROGRAM
-from scenarios import check, run
+from scenarios import check, run, run_without_waiting
 from test_driver import ELSEWHERE, LEAST_CASES, MACHINES, note
 from test_power_cut import kill_and_look
+from test_removal import DRIVE as DRIVE_IN_A_SLOT
 
 SMALL_BLOCKS, LARGE_BLOCKS = Namespace(block_bytes=512), Namespace(block_bytes=4096)
 DRIVE = Controller((LARGE_BLOCKS, SMALL_BLOCKS))
@@ -107,11 +108,22 @@ def test_what_is_particular_without_an_iommu(lab):
     lab.notes += [line for line in outcome.log.splitlines() if line.startswith("refused: ")]
 
 
-KILLS = {"device-file": {}, "without-iommu": WITHOUT_IOMMU}
+MACHINE_OF_WAY = {"device-file": {}, "without-iommu": WITHOUT_IOMMU}
 
 
-@pytest.mark.parametrize("way", KILLS)
+@pytest.mark.parametrize("way", MACHINE_OF_WAY)
 def test_kill_9(lab, way):
     """What the kernel takes back from a process that is killed is another thing in each way."""
-    machine = Machine((Controller((Namespace(mib=128, block_bytes=4096),)),), **KILLS[way])
+    machine = Machine((Controller((Namespace(mib=128, block_bytes=4096),)),), **MACHINE_OF_WAY[way])
     kill_and_look(lab, machine, environment={"TARDIS_GUEST_WAY": way}, kernel=kernel_of_all_ways())
+
+
+@pytest.mark.parametrize("way", MACHINE_OF_WAY)
+def test_removal(lab, way):
+    """A drive that is asked for, and one that is pulled in mid-I/O."""
+    machine = Machine((Controller(), DRIVE_IN_A_SLOT), native_hot_plug=True, **MACHINE_OF_WAY[way])
+    environment = {"TARDIS_GUEST_UNPLUG": pci_addresses(machine.controllers)[1], "TARDIS_GUEST_WAY": way}
+    script = run_without_waiting("GuestUnplug.*")
+    with lab.boot(machine, script, environment=environment, kernel=kernel_of_all_ways()) as guest:
+        outcome = guest.passed()
+    check(lab, outcome, "GuestUnplug.KernelAsksForIt", "GuestUnplug.PulledInTheMiddleOfItsWork")
