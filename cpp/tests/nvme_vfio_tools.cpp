@@ -239,6 +239,7 @@ TEST(NvmeVfioTools, EveryFileOfVfioIsKnown) {
   };
   EXPECT_EQ(machine.facts().vfio_file, vfio + "/8");
   expect_has(machine.facts().refusal, {"is not there"});
+  expect_has(refusal_while_open(vfio + "/8"), {"/vfio/8 is open in process 77"});  // of a process that has another /dev
   fs::create_directories(machine.device() / "vfio-dev/vfio3");
   Machine::write(vfio + "/devices/vfio3", "");
   EXPECT_EQ(machine.facts().vfio_file, vfio + "/devices/vfio3");

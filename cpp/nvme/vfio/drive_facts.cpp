@@ -73,8 +73,8 @@ DriveNamespace namespace_of(const std::string& name, const SystemPaths& paths) {
 std::string vfio_file_of(const PciDevice& pci, const SystemPaths& paths) {
   const auto files = VfioNodes::find(pci, paths).all();
   if (!files.empty()) return files.front();
-  const auto names = names_in(fs::path(paths.sys) / "bus/pci/devices" / pci.address.text() / "vfio-dev");
-  return paths.dev + "/vfio/" + (names.empty() ? pci.group : "devices/" + names.front());
+  const VfioNodes names = VfioNodes::names(pci, paths);
+  return names.device_file.empty() ? names.group : names.device_file;
 }
 
 // As check_drive(), but opens nothing.

@@ -29,7 +29,7 @@ constexpr std::chrono::seconds kProbeWait{1};  // some drivers probe in a thread
 // Unbinding would wait for whoever has it, without an end.
 Status check_vfio_unused(const PciDevice& device, const SystemPaths& paths) {
   const VfioNodes nodes = VfioNodes::find(device, paths);
-  const auto files = nodes.all();
+  const auto files = VfioNodes::names(device, paths).all();
   const auto opened = openers_among_processes(paths, [&](const fs::path& link) {
     std::error_code error;
     const std::string target = fs::read_symlink(link, error).string();

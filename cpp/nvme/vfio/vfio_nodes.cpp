@@ -11,16 +11,23 @@
 
 namespace tardis::nvme {
 
-VfioNodes VfioNodes::find(const PciDevice& device, const SystemPaths& paths) {
-  const auto if_there = [](std::string path) { return ::access(path.c_str(), F_OK) == 0 ? path : std::string(); };
+VfioNodes VfioNodes::names(const PciDevice& device, const SystemPaths& paths) {
   VfioNodes nodes;
   if (!device.group.empty()) {
-    nodes.group = if_there(paths.dev + "/vfio/" + device.group);
-    nodes.without_iommu = if_there(paths.dev + "/vfio/noiommu-" + device.group);
+    nodes.group = paths.dev + "/vfio/" + device.group;
+    nodes.without_iommu = paths.dev + "/vfio/noiommu-" + device.group;
   }
   const auto folder = std::filesystem::path(paths.sys) / "bus/pci/devices" / device.address.text() / "vfio-dev";
-  const auto names = names_in(folder);
-  if (!names.empty()) nodes.device_file = if_there(paths.dev + "/vfio/devices/" + names.front());
+  const auto devices = names_in(folder);
+  if (!devices.empty()) nodes.device_file = paths.dev + "/vfio/devices/" + devices.front();
+  return nodes;
+}
+
+VfioNodes VfioNodes::find(const PciDevice& device, const SystemPaths& paths) {
+  VfioNodes nodes = names(device, paths);
+  for (std::string* const file : {&nodes.group, &nodes.device_file, &nodes.without_iommu}) {
+    if (::access(file->c_str(), F_OK) != 0) file->clear();
+  }
   return nodes;
 }
 

@@ -12,12 +12,15 @@
 
 namespace tardis::nvme {
 
-// Empty: not there.
+// Empty: there is none.
 struct VfioNodes {
   std::string group;          // /dev/vfio/<group>
   std::string device_file;    // /dev/vfio/devices/vfio<n>
   std::string without_iommu;  // /dev/vfio/noiommu-<group>
 
+  // As the kernel calls them, whether this /dev has them or not: a container has another.
+  static VfioNodes names(const PciDevice& device, const SystemPaths& paths);
+  // Those that are there.
   static VfioNodes find(const PciDevice& device, const SystemPaths& paths);
 
   std::vector<std::string> all() const;
