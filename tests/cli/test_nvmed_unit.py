@@ -47,15 +47,16 @@ def test_every_file_that_vfio_opens_is_allowed():
 def test_systemd_understands_it(tmp_path):
     """Every key and value; not whether a program is installed in /usr/local/bin on this machine."""
     text = re.sub(r"^ExecStart=\S+", f"ExecStart={shutil.which('true')}", UNIT.read_text(), flags=re.MULTILINE)
-    command = ["systemd-analyze", "verify", "--man=no"]
 
-    def verified(text: str) -> subprocess.CompletedProcess[str]:
+    def complaints(text: str) -> list[str]:
         unit = tmp_path / UNIT.name
         unit.write_text(text)
-        return subprocess.run([*command, unit], capture_output=True, text=True, check=False, timeout=60)
+        command = ["systemd-analyze", "verify", "--man=no", unit]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        # Units of this machine, on which every unit depends, may have faults of their own.
+        return [line for line in done.stderr.splitlines() if UNIT.stem in line]
 
-    done = verified(text)
-    if "Failed to" in done.stderr and UNIT.name not in done.stderr:
-        pytest.skip(f"systemd-analyze does not work here: {done.stderr.strip().splitlines()[0]}")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Unknown key 'RestrictRealtme'" in verified(text.replace("RestrictRealtime", "RestrictRealtme")).stderr
+    assert complaints(text) == []
+    (complaint,) = complaints(text.replace("RestrictRealtime", "RestrictRealtme"))
+    assert "Unknown key" in complaint and "RestrictRealtme" in complaint
+    assert complaints(text.replace("LimitMEMLOCK=infinity", "LimitMEMLOCK=much")) != []
