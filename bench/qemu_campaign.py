@@ -104,7 +104,9 @@ def report_other_ways(report: Report, build_name: str, cases: list[ElementTree.E
             reasons.add(skipped.get("message", ""))
             continue
         failed = case.find("failure") is not None or case.find("error") is not None
-        report.add(case.get("name", "").removeprefix("test_"), build_name, 1, int(failed), "failed")
+        report.add(
+            "VFIO's other ways", build_name, case.get("name"), int(failed), "failed", seconds=float(case.get("time"))
+        )
     for reason in sorted(reasons):
         print(f"skipped: {reason}")
 

@@ -12,6 +12,10 @@
 #include <functional>
 #include <utility>
 
+#ifdef TARDIS_GCOV
+extern "C" void __gcov_dump(void);
+#endif
+
 namespace tardis::testing {
 
 // The fork comes before this process has threads, and before the child opens anything.
@@ -21,6 +25,9 @@ class ChildProcess {
     if (pid_ != 0) return;
     body();
     std::fflush(stdout);
+#ifdef TARDIS_GCOV
+    __gcov_dump();  // _exit() does not
+#endif
     ::_exit(::testing::Test::HasFailure() ? 1 : 0);
   }
   ~ChildProcess() {

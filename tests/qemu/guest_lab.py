@@ -153,6 +153,8 @@ class Lab:
             **(environment or {}),
         }
         lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
+        if COVERAGE:
+            lines.append("umask 0")  # for counts of processes of other users
         initrd = self.folder / f"{name}.initrd"
         initrd.write_bytes(self._bench.image(kernel) + run_archive(settings, "\n".join([*lines, main])))
         guest = Guest(name, machine, kernel.image, initrd, self.folder, seconds * PATIENCE, actions, out_image)

@@ -16,6 +16,7 @@ def test_broker(lab):
         lab,
         outcome,
         "ScenarioBroker.AKilledClientIsNothingToTheOthers",
+        "ScenarioBroker.AClientHasWhatItAsksForWithinItsLimits",
         "ScenarioBroker.AStoreOnARange",
         "ScenarioBroker.AKilledBrokerEndsAllRequestsAndTheNextOneStarts",
         "ScenarioBroker.ServesWithoutPrivileges",

@@ -46,3 +46,9 @@ def test_one_of_two_drives(lab):
     with lab.boot(machine, run_without_waiting("ScenarioTwo.*")) as guest:
         outcome = guest.passed()
     check(lab, outcome, "ScenarioTwo.OneThatGoesIsNothingToTheOther")
+
+
+def test_the_drive_of_a_broker(lab):
+    with lab.boot(Machine((DRIVE,), native_hot_plug=True), run_without_waiting("ScenarioBrokerLoss.*")) as guest:
+        outcome = guest.passed()
+    check(lab, outcome, "ScenarioBrokerLoss.ADriveThatIsPulledEndsItsClientsAndTheBroker")

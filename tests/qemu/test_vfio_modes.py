@@ -72,6 +72,7 @@ def test_the_device_file_where_there_are_no_groups(lab):
         lab,
         outcome,
         "ScenarioBroker.AKilledClientIsNothingToTheOthers",
+        "ScenarioBroker.AClientHasWhatItAsksForWithinItsLimits",
         "ScenarioBroker.AStoreOnARange",
         "ScenarioBroker.AKilledBrokerEndsAllRequestsAndTheNextOneStarts",
         "ScenarioBroker.ServesWithoutPrivileges",

@@ -5,8 +5,9 @@
 
 #include <filesystem>
 
-#include "guest_support.h"
-#include "nvme/broker/vfio_broker.h"
+#include "guest_broker.h"
+#include "guest_slot.h"
+#include "nvme/vfio/vfio_mapper.h"
 #include "tardis/nvmed.h"
 #include "tests/nvme_broker_work.h"
 #include "tests/nvme_store_support.h"
@@ -15,33 +16,6 @@ namespace tardis::nvme::testing {
 namespace {
 
 using namespace tardis::testing;
-using broker::VfioBroker;
-using broker::VfioBrokerOptions;
-
-// Serves until it goes.
-struct ServedBroker {
-  explicit ServedBroker(const std::string& socket) {
-    VfioBrokerOptions options;
-    options.broker.socket_path = socket;
-    options.client_queues = 12;
-    auto opened = VfioBroker::open(guest_controllers().front(), options);
-    if (!opened) {
-      ADD_FAILURE() << opened.error().message;
-      return;
-    }
-    broker = std::move(*opened);
-    thread = std::thread([this] { EXPECT_TRUE(broker->broker().run()); });
-  }
-  ~ServedBroker() {
-    if (broker == nullptr) return;
-    broker->broker().stop();
-    thread.join();
-  }
-  std::unique_ptr<VfioBroker> broker;
-  std::thread thread;
-};
-
-std::string socket_path() { return std::string("/tmp/nvmed.") + std::to_string(::getpid()); }
 
 TEST(ScenarioBroker, AKilledClientIsNothingToTheOthers) {
   ASSERT_FALSE(guest_controllers().empty());
@@ -107,6 +81,60 @@ TEST(ScenarioBroker, AStoreOnARange) {
     EXPECT_EQ(pages.fetch(1, 0, 60), 60u);
     EXPECT_TRUE(store->close());
   }
+}
+
+TEST(ScenarioBroker, AClientHasWhatItAsksForWithinItsLimits) {
+  VfioBrokerOptions options;
+  options.broker.clients = 1;
+  options.broker.limits.queues = 1;
+  options.broker.limits.ranges = 1;
+  options.broker.limits.bytes = 8 << 20;
+  ServedBroker served(socket_path(), options);
+  ASSERT_NE(served.broker, nullptr);
+  auto client = join_broker(client_options(socket_path(), "first"));
+  ASSERT_NE(client, nullptr);
+  EXPECT_EQ(client->queue_pairs(), 1u);
+  const auto found = client->namespaces();
+  ASSERT_TRUE(found) << found.error().message;
+  const auto& own = served.broker->controller().driver()->namespaces();
+  ASSERT_EQ(found->size(), own.size());
+  EXPECT_EQ(found->front().block_bytes, own.front().block_bytes);
+  EXPECT_EQ(found->front().blocks, own.front().blocks);
+
+  const auto refusal = [](const auto& result) { return result ? std::string("nothing") : result.error().message; };
+  const auto expect_part = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  expect_part(refusal(BrokerNamespace::open(client, {.namespace_id = 77, .name = "a"})),
+              "expected namespace 77, found 1");
+  expect_part(refusal(BrokerNamespace::open(client, {.first_block = own.front().blocks, .blocks = 1, .name = "a"})),
+              "expected a name, and blocks within");
+  auto space = take_range(client, {.blocks = kRangeBlocks, .name = "a"});
+  ASSERT_NE(space, nullptr);
+  expect_part(refusal(BrokerNamespace::open(client, {.first_block = kRangeBlocks, .blocks = 1, .name = "b"})),
+              "expected at most 1 ranges for a client");
+  expect_part(refusal(BrokerClient::connect(client_options(socket_path(), "second"))), "expected at most 1 clients");
+
+  const auto too_much = client->allocate(16 << 20);
+  ASSERT_TRUE(too_much);
+  expect_part(refusal(client->register_memory(too_much->memory.get(), 16 << 20)), "bytes for a client");
+  std::vector<std::byte> foreign(kPiece);
+  EXPECT_FALSE(client->register_memory(foreign.data(), foreign.size())) << "the broker cannot map it";
+  // Memory that is given back is no longer the controller's, and can be named again.
+  const auto mapped = [&] { return dynamic_cast<VfioMapper&>(served.broker->controller().mapper()).mapped_ranges(); };
+  const std::size_t before = mapped();
+  const DmaPages pages = registered_pages(*client, kPiece);
+  ASSERT_TRUE(pages.memory);
+  EXPECT_GT(mapped(), before);
+  client->unregister_memory(pages.memory.get());
+  EXPECT_EQ(mapped(), before);
+  ASSERT_TRUE(client->register_memory(pages.memory.get(), kPiece));
+  mark(pages.memory.get(), kPiece, 0, 3);
+  EXPECT_EQ(move(*space, Op::kWrite, 0, pages.memory.get(), kPiece), 0);
+  std::memset(pages.memory.get(), 0, kPiece);
+  EXPECT_EQ(move(*space, Op::kRead, 0, pages.memory.get(), kPiece), 0);
+  EXPECT_TRUE(holds_mark(pages.memory.get(), kPiece, 0, 3));
+  EXPECT_EQ(client->count().bounced_bytes.load(), 0u);
 }
 
 // Nobody but its clients can stop the controller then, as the kernel waits for the last file to be closed.
@@ -197,11 +225,59 @@ TEST(ScenarioBroker, ServesWithoutPrivileges) {
     EXPECT_EQ(client->count().bounced_bytes.load(), 0u);
   });
   member.join();
+  ChildProcess stranger([&] {
+    ASSERT_EQ(::chmod(socket.c_str(), 0666), 0);
+    const gid_t group = kOthers + 1;
+    ASSERT_EQ(::setgroups(1, &group), 0);
+    ASSERT_EQ(::setuid(1234), 0);
+    const auto refused = BrokerClient::connect(client_options(socket, "stranger"));
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Code::kPermission) << refused.error().message;
+    EXPECT_NE(refused.error().message.find("found user 1234"), std::string::npos) << refused.error().message;
+  });
+  stranger.join();
   step->store(2);
   process.join();
   EXPECT_FALSE(broker::connect_to(socket));
   ServedBroker next(socket);
   EXPECT_NE(next.broker, nullptr) << "the drive was given back";
+}
+
+// ---- a machine of its own: the first controller is behind a port with slot power
+
+TEST(ScenarioBrokerLoss, ADriveThatIsPulledEndsItsClientsAndTheBroker) {
+  const std::string socket = socket_path();
+  VfioBrokerOptions options;
+  options.broker.socket_path = socket;
+  auto opened = VfioBroker::open(guest_controllers().front(), options);
+  ASSERT_TRUE(opened) << opened.error().message;
+  Status ended;
+  std::thread broker([&] { ended = (*opened)->broker().run(); });
+  auto client = join_broker(client_options(socket, "client"));
+  ASSERT_NE(client, nullptr);
+  auto space = take_range(client, {.name = "all"});
+  ASSERT_NE(space, nullptr);
+  const DmaPages pages = registered_pages(*client, kPiece);
+  ASSERT_TRUE(pages.memory);
+  std::atomic<std::uint64_t> moved{0};
+  int error = 0;
+  std::thread worker([&] {
+    while (error == 0) {
+      error = move(*space, Op::kRead, 0, pages.memory.get(), kPiece);
+      moved.fetch_add(1);
+    }
+  });
+  EXPECT_TRUE(eventually([&] { return moved.load() > 20; }));
+  switch_slot_off(guest_controllers().front());
+  worker.join();
+  broker.join();
+  EXPECT_EQ(error, ENODEV);
+  EXPECT_TRUE(client->closed());
+  ASSERT_FALSE(ended);
+  EXPECT_EQ(ended.error().os_error, ENODEV);
+  EXPECT_NE(ended.error().message.find("gone or failed for good"), std::string::npos) << ended.error().message;
+  EXPECT_EQ((*opened)->broker().counters().clients.load(), 0u);
+  EXPECT_EQ(dynamic_cast<VfioMapper&>((*opened)->controller().mapper()).mapped_ranges(), 0u) << "it has memory still";
 }
 
 }  // namespace
