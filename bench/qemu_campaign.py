@@ -78,7 +78,7 @@ def run_tests(
         },
     )
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout)}
-    guests = re.search(r"^qemu: (\d+) guests", done.stdout, re.MULTILINE)
+    guests = re.search(r"^qemu: (\d+) guests, (\d+) crashes", done.stdout, re.MULTILINE)
     failed = counts.get("failed", 0) + counts.get("error", 0)
     if done.returncode != 0:
         failed = max(1, failed)
@@ -88,6 +88,7 @@ def run_tests(
         "failed": failed,
         "skipped": counts.get("skipped", 0),
         "guests": int(guests[1]) if guests else 0,
+        "qemu_crashes": int(guests[2]) if guests else 0,
         "seconds": round(time.monotonic() - started, 1),
     }
     return result, list(ElementTree.parse(cases).iter("testcase"))

@@ -87,4 +87,6 @@ def pytest_terminal_summary(terminalreporter, config):
     running = config.stash.get(SCENARIOS, None)
     if running is not None:
         seconds = running.bench.last_end - config.stash[STARTED]
-        terminalreporter.write_line(f"qemu: {running.bench.guests_started} guests, {seconds:.0f} s")
+        crashes = sum(lab.qemu_crashes for lab in running.labs.values())
+        said = f"qemu: {running.bench.guests_started} guests, {crashes} crashes of QEMU itself, {seconds:.0f} s"
+        terminalreporter.write_line(said)

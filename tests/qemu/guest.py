@@ -44,6 +44,10 @@ class GuestError(AssertionError):
     """The guest did not do what it was started for; with the end of its serial log."""
 
 
+class QemuCrashedError(GuestError):
+    """QEMU itself ended by SIGSEGV or SIGABRT, which no guest may bring about."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Machine:
     """Hardware of a guest, and what its kernel is told."""
@@ -206,6 +210,8 @@ class Guest:
         self._threads[0].join(5)
         if self._trouble is not None:
             raise self._error(self._trouble)
+        if status in (-signal.SIGSEGV, -signal.SIGABRT):
+            raise QemuCrashedError(*self._error("came to no verdict: QEMU itself crashed").args)
         if status not in (PASS, FAIL):
             meaning = {
                 NO_VERDICT: "its kernel panicked or stopped",
@@ -287,14 +293,18 @@ class Guest:
         path = f"/objects/{node}-limits"
         self.qmp("qom-set", path=path, property="limits", value={"bps-total": bytes_per_second})
 
+    def signal(self, number: int) -> None:
+        """Sends a signal to QEMU, if it runs."""
+        # Not to `timeout`, whose child it is and which must reap it.
+        children = pathlib.Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                os.kill(int(child), number)
+
     def kill(self) -> None:
         """Ends QEMU at once, as a power cut does: what it has not written is gone."""
-        # Not `timeout`, whose child it is and which must reap it.
-        children = pathlib.Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         while self._process.poll() is None:
-            with contextlib.suppress(OSError):
-                for child in children.read_text().split():
-                    os.kill(int(child), signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.05)
         self._threads[0].join(5)

@@ -100,6 +100,7 @@ class Lab:
         self.folder = bench.folder / name
         self.folder.mkdir()
         self.notes: list[str] = []  # printed with the test's result
+        self.qemu_crashes = 0  # that were no failure (scenarios.passed)
 
     def home_image(self, mib: int = 32) -> pathlib.Path:
         """A new ext4 file system, for a /home that outlives its guest."""

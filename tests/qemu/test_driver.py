@@ -8,7 +8,7 @@ import re
 import pytest
 from guest import Machine
 from guest_drives import Controller, Namespace
-from scenarios import run
+from scenarios import passed, run
 
 SMALL_BLOCKS, LARGE_BLOCKS = Namespace(block_bytes=512), Namespace(block_bytes=4096)
 # Cases look at the first controller, of which the first namespace; one of them gives the second controller to the
@@ -28,17 +28,16 @@ IOMMUS = {
 
 
 def note(lab, outcome):
-    passed, skipped = outcome.cases("OK"), outcome.cases("SKIPPED")
-    lab.notes.append(f"{len(passed)} cases passed, {len(skipped)} skipped, {outcome.seconds:.1f} s")
-    return passed, skipped
+    good, skipped = outcome.cases("OK"), outcome.cases("SKIPPED")
+    lab.notes.append(f"{len(good)} cases passed, {len(skipped)} skipped, {outcome.seconds:.1f} s")
+    return good, skipped
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_case(lab, machine):
-    with lab.boot(MACHINES[machine], run("-" + ":".join(ELSEWHERE)), seconds=150) as guest:
-        outcome = guest.passed()
-    passed, skipped = note(lab, outcome)
-    assert len(passed) >= LEAST_CASES, outcome.log
+    outcome = passed(lab, MACHINES[machine], run("-" + ":".join(ELSEWHERE)), seconds=150)
+    good, skipped = note(lab, outcome)
+    assert len(good) >= LEAST_CASES, outcome.log
     assert not skipped, outcome.log
 
 
@@ -47,8 +46,8 @@ def test_other_iommus(lab, iommu):
     machine = Machine((Controller((LARGE_BLOCKS, SMALL_BLOCKS)),), iommu=IOMMUS[iommu])
     with lab.boot(machine, run("GuestBringUp.*:GuestMemory.*:GuestStore.*")) as guest:
         outcome = guest.passed()
-    passed, skipped = note(lab, outcome)
-    assert len(passed) >= 10 and not skipped, outcome.log
+    good, skipped = note(lab, outcome)
+    assert len(good) >= 10 and not skipped, outcome.log
 
 
 def test_transfers_of_any_length(lab):

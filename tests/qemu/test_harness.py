@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
-from guest import GuestError, Machine, Outcome
+from guest import GuestError, Machine, Outcome, QemuCrashedError
 from guest_lab import PATIENCE
+from scenarios import CRASHES, passed
 
 
 def test_a_program_that_fails(lab):
@@ -36,6 +38,29 @@ def test_a_qemu_that_does_not_start(lab):
     with lab.boot(Machine(iommu=("no-such-device",)), "true") as guest:
         with pytest.raises(GuestError, match=r"QEMU did not start[\s\S]*no-such-device"):
             guest.outcome()
+
+
+@pytest.mark.parametrize("case", [CRASHES, "GuestIo.Other"])
+def test_a_qemu_that_crashes(lab, case):
+    """In the case in which it is known to, it costs a second guest, and that is said; elsewhere it is a failure."""
+    crashed = []
+
+    def crash_once(guest, _):
+        if not crashed:
+            crashed.append(guest.name)
+            guest.signal(signal.SIGSEGV)
+
+    script = f'echo "[ RUN      ] {case}"; sleep 0.1; echo "crash" >&3; head -n 1 <&3 >/dev/null'
+    if case == CRASHES:
+        assert passed(lab, Machine(), script, actions={"crash": crash_once}).passed
+        assert lab.notes == [f"QEMU itself crashed in {CRASHES}; a second guest was started"]
+        assert lab.qemu_crashes == 1
+        lab.qemu_crashes = 0  # nothing for the summary: it was killed
+    else:
+        with pytest.raises(QemuCrashedError, match="QEMU itself crashed"):
+            passed(lab, Machine(), script, actions={"crash": crash_once})
+        assert lab.notes == []
+    assert crashed == ["guest0"]
 
 
 def test_a_request_that_cannot_be_met(lab):

@@ -12,7 +12,7 @@ from guest import Machine
 from guest_drives import Controller, Namespace, pci_addresses
 from guest_image import Kernel, MissingError
 from guest_lab import PROGRAM
-from scenarios import check, run, run_without_waiting
+from scenarios import check, passed, run, run_without_waiting
 from test_driver import ELSEWHERE, LEAST_CASES, MACHINES, note
 from test_power_cut import kill_and_look
 from test_removal import DRIVE as DRIVE_IN_A_SLOT
@@ -57,10 +57,9 @@ def kernel_of_all_ways() -> Kernel:
 def test_every_case_on_the_device_file(lab, machine):
     kernel, environment = kernel_of_all_ways(), {"TARDIS_GUEST_WAY": "device-file"}
     script = run("-" + ":".join(ELSEWHERE))
-    with lab.boot(MACHINES[machine], script, seconds=150, environment=environment, kernel=kernel) as guest:
-        outcome = guest.passed()
-    passed, skipped = note(lab, outcome)
-    assert len(passed) >= LEAST_CASES - 1 and skipped == [OTHER_WAYS], outcome.log
+    outcome = passed(lab, MACHINES[machine], script, seconds=150, environment=environment, kernel=kernel)
+    good, skipped = note(lab, outcome)
+    assert len(good) >= LEAST_CASES - 1 and skipped == [OTHER_WAYS], outcome.log
 
 
 def test_the_device_file_where_there_are_no_groups(lab):
@@ -87,10 +86,9 @@ def test_every_case_without_an_iommu(lab, machine):
     kernel, environment = kernel_of_all_ways(), {"TARDIS_GUEST_WAY": "without-iommu"}
     machine = Machine(MACHINES[machine].controllers, kernel_driver=True, **WITHOUT_IOMMU)
     script = run("-" + ":".join(ELSEWHERE))
-    with lab.boot(machine, script, seconds=150, environment=environment, kernel=kernel) as guest:
-        outcome = guest.passed()
-    passed, skipped = note(lab, outcome)
-    assert len(passed) >= 30 and set(skipped) == NEEDS_IOMMU, outcome.log
+    outcome = passed(lab, machine, script, seconds=150, environment=environment, kernel=kernel)
+    good, skipped = note(lab, outcome)
+    assert len(good) >= 30 and set(skipped) == NEEDS_IOMMU, outcome.log
 
 
 def test_what_is_particular_without_an_iommu(lab):
