@@ -108,6 +108,101 @@ def test_kernels_of_loads(machine_code):
     assert code_of("object_pieces")
 
 
+def test_decode_attention_is_tensor_copies_and_matrix_instructions(machine_code):
+    """K and V come by tensor copies, and four matrix instructions follow each other for each 64 columns of a head."""
+    kernels = {name: code for name, code in machine_code.items() if "decode_attention" in name}
+    assert len(kernels) == 9, "bf16, fp16 and fp8, each with heads of 64, 128 and 256"
+    for name, code in kernels.items():
+        stored, columns = (int(number) for number in re.search(r"DecodeShapeILj(\d)ELj(\d+)E", name).groups())
+        assert len(re.findall(r"\bUTMALDG\.4D\b", code)) == 2, name
+        assert len(re.findall(r"\bHGMMA\.64x64x16\.F32", code)) == 2 * columns // 16, name
+        assert ("BF16" in code) == ("half" not in name), name
+        assert bool(re.search(r"\bF2FP\S*E4M3", code)) == (stored == 1), name
+
+
+@pytest.fixture
+def attention(gpu_build, monkeypatch):
+    """sglang_tardis.attention.decode with the library of this build."""
+    pytest.importorskip("torch", reason="torch is not installed: calls of decode attention were not looked at")
+    from sglang_tardis import gio_abi
+    from sglang_tardis.attention import abi, decode
+
+    folders = [gpu_build, *gio_abi._folders()]
+    monkeypatch.setattr(gio_abi, "_folders", lambda: folders)
+    for cached in (gio_abi.gpu, abi.gpu):
+        cached.cache_clear()
+    yield decode
+    for cached in (gio_abi.gpu, abi.gpu):
+        cached.cache_clear()
+
+
+def _attention(decode, **changes):
+    import torch
+
+    shape = {"query_heads": 8, "kv_heads": 2, "head_dim": 128, "page_tokens": 64, "max_tokens": 1024}
+    return decode.DecodeAttention(**{"dtype": torch.bfloat16, **shape, **changes})
+
+
+def test_decode_attention_says_what_it_was_built_for(attention):
+    wanted = {f"{kind}:{columns}" for kind in ("bf16", "fp16", "fp8") for columns in (64, 128, 256)}
+    assert set(attention.built_shapes()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"head_dim": 96}, "head_dim: expected 64, 128 or 256, found 96; use another attention backend"),
+        ({"page_tokens": 1}, "page_tokens: expected 16, 32, 64 or 128, found 1; start the server with such"),
+        ({"query_heads": 7}, "query_heads: expected a multiple of kv_heads, found 7 and 2"),
+        ({"query_tokens": 17}, "query_tokens: .* at most 16, found 17"),
+        ({"window_left": -2}, "window_left: expected -1 .all tokens. or more, found -2"),
+        ({"soft_cap": -1.0}, "soft_cap: expected 0 .none. or more, found -1"),
+        ({"splits": 257}, "splits: expected at most 256, found 257"),
+        ({"max_tokens": 0}, "max_tokens: expected 1 to 2.30, found 0"),
+    ],
+)
+def test_shapes_of_decode_attention_that_cannot_be(attention, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        _attention(attention, **changes).workspace_bytes(1)
+
+
+def test_tensors_of_decode_attention_that_cannot_be(attention):
+    import torch
+
+    pool = attention.KvPool(*(torch.zeros(128, 2, 128, dtype=torch.bfloat16) for _ in range(2)))
+    good = {
+        "queries": torch.zeros(3, 8, 128, dtype=torch.bfloat16),
+        "pools": [pool],
+        "pages": torch.zeros(3, 16, dtype=torch.int32),
+        "lengths": torch.zeros(3, dtype=torch.int32),
+        "workspace": torch.zeros(16, dtype=torch.uint8),
+        "scale": 1.0,
+    }
+    half = attention.KvPool(pool.keys.half(), pool.values)
+    other = attention.KvPool(pool.keys, pool.values[:64])
+    wide = torch.zeros(3, 8, 256, dtype=torch.bfloat16)
+    for changes, sentence in [
+        ({"queries": wide}, "queries: expected torch.bfloat16 .3, 8, 128. on cpu"),
+        ({"queries": wide[..., :128]}, "queries: expected heads side by side"),
+        ({"queries": good["queries"].half()}, "queries: expected torch.bfloat16"),
+        ({"pools": []}, "pools: expected one or two, found 0"),
+        ({"pools": [pool] * 3}, "pools: expected one or two, found 3"),
+        ({"pools": [pool, half]}, "keys: expected torch.bfloat16"),
+        ({"pools": [other]}, "values: expected torch.bfloat16 .128, 2, 128."),
+        ({"pages": good["pages"].long()}, "pages: expected torch.int32"),
+        ({"lengths": good["lengths"].long()}, "lengths: expected torch.int32"),
+        ({"lengths": good["lengths"][:2]}, "queries: expected torch.bfloat16 .2, 8, 128."),
+        ({"workspace": good["workspace"].int()}, "workspace: expected torch.uint8"),
+        ({"out": good["queries"][:2]}, "out: expected torch.bfloat16"),
+        ({"lse": torch.zeros(3, 4)}, "lse: expected torch.float32 .3, 8."),
+        ({}, "queries: expected a tensor on a GPU, found one on cpu"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            _attention(attention)(**{**good, **changes})
+    with pytest.raises(NotImplementedError, match=r"dtype: .* found torch.float32; use another attention backend"):
+        _attention(attention, dtype=torch.float32)
+
+
 def test_no_kernel_uses_local_memory(machine_code):
     """A spilled register or an array indexed at run time would cost more than what the kernel does."""
     assert machine_code

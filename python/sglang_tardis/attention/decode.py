@@ -239,6 +239,8 @@ class DecodeAttention:
             _expect("lse", lse, torch.float32, (rows, fixed.query_heads), device)
             if not lse.is_contiguous():
                 raise ValueError(f"lse: expected a contiguous tensor, found strides {lse.stride()}")
+        if device.type != "cuda":
+            raise ValueError(f"queries: expected a tensor on a GPU, found one on {device}")
 
 
 def _expect(
