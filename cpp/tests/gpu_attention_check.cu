@@ -2,7 +2,8 @@
 // On a GPU: decode attention against fp64 over pools whose every other byte is NaN: shapes, page sizes, lengths around
 // edges of pages and tiles, empty requests, windows, several query tokens, large logits, pages of both kinds of memory,
 // replays of a graph with other lengths. Prints a table of errors beside those of a plain kernel that rounds where
-// matrix instructions make everybody round. Exit status 0: all as expected; 1: not, or a CUDA error; 77: no GPU here.
+// matrix instructions make everybody round. Argument: how many times (1). Exit status 0: all as expected; 1: not, or a
+// CUDA error; 77: no GPU here.
 #include "gpu_attention_support.cuh"
 
 namespace tardis::attention::testing {
@@ -409,16 +410,20 @@ std::vector<Case> all_cases(std::mt19937_64& random) {
 }  // namespace
 }  // namespace tardis::attention::testing
 
-int main() {
+int main(int count, char** arguments) {
   using namespace tardis::attention::testing;
   if (!has_gpu()) return kSkipped;
   std::mt19937_64 random(fresh_seed());
+  const int times = count > 1 ? std::atoi(arguments[1]) : 1;
   std::printf("built: %s\n", tardis_gpu_attention_shapes());
   check(tardis_gpu_attention_load(), "tardis_gpu_attention_load");
   check_reference(random());
-  const std::vector<Case> cases = all_cases(random);
-  for (const Case& c : cases) Rig(c, random()).run();
-  Rig({"graph", {0, 128, 32, 8, 64}, {2000, 64, 900, 1500}}, random()).run_graph(20);
-  std::printf("%zu cases and a graph, %d failures\n", cases.size(), failures);
+  for (int i = 0; i < times; ++i) {
+    const std::vector<Case> cases = all_cases(random);
+    for (const Case& c : cases) Rig(c, random()).run();
+    Rig({"graph", {0, 128, 32, 8, 64}, {2000, 64, 900, 1500}}, random()).run_graph(20);
+    std::printf("%zu cases and a graph of 20 replays\n", cases.size());
+  }
+  std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }
