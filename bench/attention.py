@@ -41,7 +41,7 @@ def main() -> int:
     arguments = parser.parse_args()
     program = required_program(parser, arguments.program, BENCH)
     report = Report(arguments.json, machine_facts())
-    status = run_check(report, "decode attention", "cases", "times", program.with_name(CHECK), "1")
+    status = run_check(report, "decode attention", "cases", "rounds", program.with_name(CHECK), "1")
     parts, megabytes = ("lh", "128") if arguments.quick else ("lchdvst", "512")
     status = status or run_program([program, parts, megabytes], lambda row: add_row(report, row))
     if status == SKIPPED:

@@ -36,7 +36,8 @@ class KvPool:
     """K and V of one layer, `[slots, kv_heads, head_dim]` each, in memory that the device reaches.
 
     The last dimension is contiguous; strides of the others and addresses are multiples of 16 bytes. A page is
-    `page_tokens` slots one after the other, page p from slot p * page_tokens on.
+    `page_tokens` slots one after the other, page p from slot p * page_tokens on; slots behind the last whole page are
+    not used.
     """
 
     keys: torch.Tensor
@@ -180,7 +181,8 @@ class DecodeAttention:
         self._check(queries, pools, pages, lengths, workspace, out, lse)
         for side, pool in zip(parameters.pools, pools, strict=False):
             element = pool.keys.element_size()
-            side.keys, side.values, side.slots = pool.keys.data_ptr(), pool.values.data_ptr(), pool.keys.shape[0]
+            side.keys, side.values = pool.keys.data_ptr(), pool.values.data_ptr()
+            side.slots = pool.keys.shape[0] // parameters.page_tokens * parameters.page_tokens
             side.key_slot_bytes, side.key_head_bytes = (stride * element for stride in pool.keys.stride()[:2])
             side.value_slot_bytes, side.value_head_bytes = (stride * element for stride in pool.values.stride()[:2])
         parameters.queries, parameters.output = queries.data_ptr(), out.data_ptr()
