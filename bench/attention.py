@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention over KV in pinned host memory and in HBM: checked first, then timed.
 
-First tardis_gpu_attention_check, whose failures are the first row: every shape that was built against fp64, with lengths
-around the edges of pages and tiles, windows, several query tokens, pages of both kinds of memory, and NaN in every slot
-that is no token. Then tardis_gpu_attention_bench, a row for each line, GB/s of K and V:
+First tardis_gpu_attention_check, whose failures are the first row: every shape that was built against fp64, with
+lengths around the edges of pages and tiles, windows, several query tokens, pages of both kinds of memory, and NaN in
+every slot that is no token. Then tardis_gpu_attention_bench, a row for each line, GB/s of K and V:
 
 limit       plain 16-byte loads and bulk copies by all SMs over the same pools, one run of bytes
 decode      one layer's attention, in a graph of up to 32 calls over pages of their own, so that nothing is found in L2;

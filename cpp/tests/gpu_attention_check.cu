@@ -232,6 +232,7 @@ class Rig {
     const std::uint64_t stride = row_bytes() + kGap, row = case_.shape.row();
     Errors errors;
     bool numbers = true, gaps = true, sums = true;
+    int told = 0;
     for (std::uint64_t r = 0; r < std::uint64_t{batch()} * case_.query_tokens; ++r) {
       for (std::uint64_t i = 0; i < kGap; ++i) gaps = gaps && bytes[r * stride + row_bytes() + i] == 0xFF;
       for (std::uint64_t i = 0; i < row; ++i) {
@@ -240,6 +241,12 @@ class Rig {
         const double value = decoded16(word, is_half(case_.shape.type)), wanted = expected[r * row + i];
         if (!std::isfinite(value)) numbers = false;
         const double error = std::fabs(value - wanted), other = std::fabs(double{rounded[r * row + i]} - wanted);
+        if (!(error <= 0.1 + 2 * other) && ++told <= 6) {
+          std::fprintf(stderr, "%s: request token %llu, head %llu, column %llu: expected %g, found %g\n",
+                       case_.name.c_str(), static_cast<unsigned long long>(r),
+                       static_cast<unsigned long long>(i / case_.shape.head_dim),
+                       static_cast<unsigned long long>(i % case_.shape.head_dim), wanted, value);
+        }
         errors.highest = std::max(errors.highest, error);
         errors.plain_highest = std::max(errors.plain_highest, other);
         errors.squares += error * error;
