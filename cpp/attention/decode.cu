@@ -202,7 +202,8 @@ int tardis_gpu_attention_load() {
                                                     static_cast<int>(built[i].shared_bytes));
     if (result != cudaSuccess) return result;
   }
-  return load_combine();
+  const cudaError_t result = load_combine();
+  return result != cudaSuccess ? result : load_store();
 }
 
 std::uint32_t tardis_gpu_attention_decode_bytes() { return sizeof(tardis_attention_decode); }

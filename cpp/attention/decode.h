@@ -60,4 +60,6 @@ struct CombineParams {
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);
 cudaError_t load_combine();
 
+cudaError_t load_store();
+
 }  // namespace tardis::attention

@@ -55,7 +55,7 @@ TEST(AttentionPlan, SplitsFillTheSmsAndNoMore) {
         ASSERT_LE(splits, std::min<std::uint32_t>(tiles, TARDIS_ATTENTION_MOST_SPLITS));
         if (works <= places && tiles >= places) {
           const double ctas = static_cast<double>(works) * splits;
-          EXPECT_GE(ctas / (std::ceil(ctas / places) * places), 0.9) << works << " " << tiles;
+          EXPECT_GE(ctas / (std::ceil(ctas / places) * places), 0.85) << works << " " << tiles;
         }
       }
     }
@@ -138,6 +138,46 @@ TEST(AttentionCheck, EachComplaintNamesWhatWasFound) {
   for (const auto& [change, sentence] : cases) {
     const std::string found = complaint_of(change);
     EXPECT_NE(found.find(sentence), std::string::npos) << "expected \"" << sentence << "\", found \"" << found << "\"";
+  }
+}
+
+TEST(AttentionCheck, StoresThatCannotBe) {
+  using S = tardis_attention_store;
+  const std::pair<std::function<void(S&)>, const char*> cases[] = {
+      {[](S&) {}, ""},
+      {[](S& s) { s.tokens = 0; }, ""},
+      {[](S& s) { s.type = 3; }, "type: expected one of enum tardis_attention_type (0 to 2), found 3"},
+      {[](S& s) { s.head_dim = 80; }, "head_dim: expected 64, 128 or 256, found 80"},
+      {[](S& s) { s.page_tokens = 8; }, "page_tokens: expected 16, 32, 64 or 128, found 8"},
+      {[](S& s) { s.kv_heads = 0; }, "kv_heads: expected 1 or more, found 0"},
+      {[](S& s) { s.value_scale = 0; }, "key_scale and value_scale: expected numbers above 0, found 1 and 0"},
+      {[](S& s) { s.pools[0] = {}; }, "pools: expected one at least that has keys and values, found none"},
+      {[](S& s) { s.pools[0].slots = 1; }, "slots: expected whole pages of 64 tokens, at most 2^31 slots, found 1"},
+      {[](S& s) { s.slots = nullptr; }, "keys, values, slots: expected addresses, found a null pointer"},
+      {[](S& s) { s.key_row_bytes = 1024; }, "rows of 2048 bytes at least, found rows of 1024 and 2048"},
+      {[](S& s) { s.value_row_bytes = 2056; }, "rows of 2048 bytes at least, found rows of 2048 and 2056"},
+      {[](S& s) { s.reserved = 2; }, "reserved: expected 0, found 2"},
+  };
+  for (const auto& [change, sentence] : cases) {
+    const tardis_attention_decode d = valid_call();
+    S store{};
+    store.pools[0] = d.pools[0];
+    store.keys = d.queries;
+    store.values = d.output;
+    store.slots = reinterpret_cast<const std::int64_t*>(d.queries);
+    store.key_row_bytes = store.value_row_bytes = 2048;
+    store.key_scale = store.value_scale = 1;
+    store.tokens = 3;
+    store.kv_heads = 8;
+    store.head_dim = 128;
+    store.page_tokens = 64;
+    change(store);
+    char text[512];
+    Complaint complaint(text, sizeof text);
+    EXPECT_EQ(is_valid_call(store, complaint), *sentence == '\0');
+    EXPECT_NE(std::string(text).find(sentence), std::string::npos)
+        << "expected \"" << sentence << "\", found \"" << text << "\"";
+    EXPECT_EQ(text[0] == '\0', *sentence == '\0');
   }
 }
 

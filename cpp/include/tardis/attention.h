@@ -73,6 +73,25 @@ typedef struct tardis_attention_decode {
   uint32_t reserved;
 } tardis_attention_decode;
 
+/* New rows of K and V for the slots of a layer's pools. */
+typedef struct tardis_attention_store {
+  tardis_attention_pool pools[TARDIS_ATTENTION_POOLS];
+  const void *keys, *values; /* [tokens][kv_heads][head_dim]: fp16 for pools of that, else bf16; multiples of 16 */
+  uint64_t key_row_bytes, value_row_bytes; /* multiples of 16; heads lie side by side */
+  const int64_t* slots;   /* [tokens]: page * page_tokens + place in it. Outside of all pools: the row is left out */
+  const int32_t* entries; /* of each page that slots name, its entry in page tables; NULL: the page itself */
+  uint64_t entry_count;
+  float key_scale, value_scale; /* fp8: rows are divided by these, and become the nearest number that there is */
+  uint32_t tokens;              /* 0: nothing is enqueued */
+  uint32_t kv_heads, head_dim, page_tokens, type;
+  uint32_t reserved;
+} tardis_attention_store;
+
+/* Enqueues the storing of rows: K and V, each by 16 bytes of a thread. Kernels behind it in the stream see them, in
+ * host memory too. Two tokens of one call must not have one slot. Returns and says as the call below. */
+TARDIS_ATTENTION_API int tardis_gpu_attention_store(const tardis_attention_store* store, void* stream, char* error,
+                                                    size_t error_bytes);
+
 /* Enqueues the attention. Returns a cudaError_t: cudaErrorInvalidValue for what a comment above forbids,
  * cudaErrorNotSupported for a shape that was not built or a GPU that cannot run it, else that of the launch. In these
  * cases `error` (if not NULL) gets a sentence of at most error_bytes, its terminating zero included. */
@@ -92,12 +111,14 @@ TARDIS_ATTENTION_API int tardis_gpu_attention_load(void);
 /* What was built, as "bf16:64 bf16:128 ... fp8:256": the form of the CMake variable TARDIS_ATTENTION_SHAPES. */
 TARDIS_ATTENTION_API const char* tardis_gpu_attention_shapes(void);
 
-/* sizeof the struct, for those who declare it in another language. */
+/* sizeof the structs, for those who declare them in another language. */
 TARDIS_ATTENTION_API uint32_t tardis_gpu_attention_decode_bytes(void);
+TARDIS_ATTENTION_API uint32_t tardis_gpu_attention_store_bytes(void);
 
 #ifdef __cplusplus
 }
 static_assert(sizeof(tardis_attention_pool) == 56, "between two libraries");
 static_assert(sizeof(tardis_attention_decode) == 256, "between two libraries");
+static_assert(sizeof(tardis_attention_store) == 200, "between two libraries");
 #endif
 #endif
