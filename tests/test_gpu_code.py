@@ -203,6 +203,31 @@ def test_tensors_of_decode_attention_that_cannot_be(attention):
         _attention(attention, dtype=torch.float32)
 
 
+def test_tensors_to_store_that_cannot_be(attention):
+    import torch
+    from sglang_tardis.attention.store import store_rows
+
+    rows = torch.zeros(3, 2, 128, dtype=torch.bfloat16)
+    pool = attention.KvPool(*(torch.zeros(128, 2, 128, dtype=torch.bfloat16) for _ in range(2)))
+    good = {"keys": rows, "values": rows, "pools": [pool], "slots": torch.zeros(3, dtype=torch.int64)}
+    for changes, sentence in [
+        ({"pools": []}, "pools: expected one or two, found 0"),
+        ({"keys": rows[0]}, "keys: expected .tokens, kv_heads, head_dim., found .2, 128."),
+        ({"keys": rows.half()}, "keys: expected torch.bfloat16 .3, 2, 128. on cpu"),
+        ({"values": rows[:2]}, "values: expected torch.bfloat16 .3, 2, 128."),
+        ({"values": torch.zeros(3, 2, 256, dtype=torch.bfloat16)[..., :128]}, "values: expected heads side by side"),
+        ({"pools": [attention.KvPool(pool.keys, pool.values[:, :1])]}, "values: expected torch.bfloat16 .128, 2, 128."),
+        ({"slots": good["slots"].int()}, "slots: expected torch.int64 .3."),
+        ({"entries": good["slots"]}, "entries: expected torch.int32"),
+        ({}, "keys: expected a tensor on a GPU, found one on cpu"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            store_rows(**{**good, **changes}, page_tokens=64)
+    wide = attention.KvPool(pool.keys.float(), pool.values.float())
+    with pytest.raises(NotImplementedError, match=r"pools: .* found torch.float32; use the pool's own writer"):
+        store_rows(**{**good, "pools": [wide]}, page_tokens=64)
+
+
 def test_no_kernel_uses_local_memory(machine_code):
     """A spilled register or an array indexed at run time would cost more than what the kernel does."""
     assert machine_code

@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint3
 from sglang_tardis import gio_abi
 from sglang_tardis.gio_abi import GpuLibraryMissingError
 
-__all__ = ["BF16", "FP8_E4M3", "FP16", "MOST_ROWS", "SECOND_POOL", "Decode", "Pool", "gpu"]
+__all__ = ["BF16", "FP8_E4M3", "FP16", "MOST_ROWS", "SECOND_POOL", "Decode", "Pool", "Store", "gpu"]
 
 BF16, FP16, FP8_E4M3 = range(3)
 SECOND_POOL = 1 << 30
@@ -69,12 +69,37 @@ class Decode(ctypes.Structure):
     )
 
 
+class Store(ctypes.Structure):
+    """tardis_attention_store."""
+
+    _fields_ = (
+        ("pools", Pool * 2),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("key_row_bytes", c_uint64),
+        ("value_row_bytes", c_uint64),
+        ("slots", c_void_p),
+        ("entries", c_void_p),
+        ("entry_count", c_uint64),
+        ("key_scale", c_float),
+        ("value_scale", c_float),
+        ("tokens", c_uint32),
+        ("kv_heads", c_uint32),
+        ("head_dim", c_uint32),
+        ("page_tokens", c_uint32),
+        ("type", c_uint32),
+        ("reserved", c_uint32),
+    )
+
+
 _GPU = {
     "tardis_gpu_attention_decode": (c_int, (POINTER(Decode), c_void_p, c_char_p, c_size_t)),
     "tardis_gpu_attention_workspace": (c_int, (POINTER(Decode), POINTER(c_uint64), c_char_p, c_size_t)),
+    "tardis_gpu_attention_store": (c_int, (POINTER(Store), c_void_p, c_char_p, c_size_t)),
     "tardis_gpu_attention_load": (c_int, ()),
     "tardis_gpu_attention_shapes": (c_char_p, ()),
     "tardis_gpu_attention_decode_bytes": (c_uint32, ()),
+    "tardis_gpu_attention_store_bytes": (c_uint32, ()),
 }
 
 
@@ -87,10 +112,10 @@ def gpu() -> ctypes.CDLL:
     """
     library = gio_abi.gpu().library
     gio_abi.bind(library, "libtardis_gpu.so", _GPU, GpuLibraryMissingError)
-    found = library.tardis_gpu_attention_decode_bytes()
-    if found != ctypes.sizeof(Decode):
+    mine = (ctypes.sizeof(Decode), ctypes.sizeof(Store))
+    found = (library.tardis_gpu_attention_decode_bytes(), library.tardis_gpu_attention_store_bytes())
+    if found != mine:
         raise GpuLibraryMissingError(
-            f"libtardis_gpu.so: expected parameters of {ctypes.sizeof(Decode)} bytes, found {found}; "
-            "reinstall sglang-tardis"
+            f"libtardis_gpu.so: expected parameters of {mine} bytes, found {found}; reinstall sglang-tardis"
         )
     return library

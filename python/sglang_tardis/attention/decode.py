@@ -16,32 +16,17 @@ waits: it can be captured in a CUDA graph. Lengths and page tables are read by t
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections.abc import Sequence
 
 import torch
 
 from sglang_tardis.attention import abi
 from sglang_tardis.attention.abi import SECOND_POOL
+from sglang_tardis.attention.calls import TYPES, KvPool, call, expect, expect_pools, row_bytes, set_pools
 
 __all__ = ["SECOND_POOL", "DecodeAttention", "KvPool", "built_shapes"]
 
-_TYPES = {torch.bfloat16: abi.BF16, torch.float16: abi.FP16, torch.float8_e4m3fn: abi.FP8_E4M3}
-_CUDA_NOT_SUPPORTED = 801  # cudaErrorNotSupported
 _MOST_TABLE_TOKENS = 1 << 30
-
-
-@dataclasses.dataclass(frozen=True)
-class KvPool:
-    """K and V of one layer, `[slots, kv_heads, head_dim]` each, in memory that the device reaches.
-
-    The last dimension is contiguous; strides of the others and addresses are multiples of 16 bytes. A page is
-    `page_tokens` slots one after the other, page p from slot p * page_tokens on; slots behind the last whole page are
-    not used.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
 
 
 def built_shapes() -> tuple[str, ...]:
@@ -88,9 +73,9 @@ class DecodeAttention:
         soft_cap: float = 0.0,
         splits: int = 0,
     ) -> None:
-        if dtype not in _TYPES:
+        if dtype not in TYPES:
             raise NotImplementedError(
-                f"dtype: expected one of {', '.join(map(str, _TYPES))}, found {dtype}; use another attention backend"
+                f"dtype: expected one of {', '.join(map(str, TYPES))}, found {dtype}; use another attention backend"
             )
         for name, value in (
             ("query_heads", query_heads),
@@ -104,7 +89,7 @@ class DecodeAttention:
                 raise ValueError(f"{name}: expected 1 to 2^30, found {value}")
         self.dtype = dtype
         self.query_dtype = torch.float16 if dtype == torch.float16 else torch.bfloat16
-        self._library = abi.gpu()
+        abi.gpu()
         self._fixed = abi.Decode(
             soft_cap=soft_cap,
             scale=1.0,
@@ -117,7 +102,7 @@ class DecodeAttention:
             kv_heads=kv_heads,
             head_dim=head_dim,
             page_tokens=page_tokens,
-            type=_TYPES[dtype],
+            type=TYPES[dtype],
             max_tokens=max_tokens,
             splits=splits,
         )
@@ -129,7 +114,7 @@ class DecodeAttention:
         """
         parameters = self._with_batch(batch)
         found = ctypes.c_uint64()
-        self._call("tardis_gpu_attention_workspace", parameters, ctypes.byref(found))
+        call("tardis_gpu_attention_workspace", parameters, ctypes.byref(found))
         return found.value
 
     def workspace(self, batch: int, device: torch.device | str) -> torch.Tensor:
@@ -179,38 +164,21 @@ class DecodeAttention:
         if out is None:
             out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         self._check(queries, pools, pages, lengths, workspace, out, lse)
-        for side, pool in zip(parameters.pools, pools, strict=False):
-            element = pool.keys.element_size()
-            side.keys, side.values = pool.keys.data_ptr(), pool.values.data_ptr()
-            side.slots = pool.keys.shape[0] // parameters.page_tokens * parameters.page_tokens
-            side.key_slot_bytes, side.key_head_bytes = (stride * element for stride in pool.keys.stride()[:2])
-            side.value_slot_bytes, side.value_head_bytes = (stride * element for stride in pool.values.stride()[:2])
+        set_pools(parameters, pools)
         parameters.queries, parameters.output = queries.data_ptr(), out.data_ptr()
         parameters.lse = None if lse is None else lse.data_ptr()
         parameters.pages, parameters.lengths = pages.data_ptr(), lengths.data_ptr()
         parameters.workspace, parameters.workspace_bytes = workspace.data_ptr(), workspace.numel()
-        parameters.query_row_bytes, parameters.output_row_bytes = queries.stride(0) * 2, out.stride(0) * 2
+        parameters.query_row_bytes, parameters.output_row_bytes = row_bytes(queries, 0), row_bytes(out, 0)
         parameters.page_row = pages.stride(0) if batch > 1 else pages.shape[1]
         parameters.scale, parameters.key_scale, parameters.value_scale = scale, key_scale, value_scale
-        self._call("tardis_gpu_attention_decode", parameters, torch.cuda.current_stream(queries.device).cuda_stream)
+        call("tardis_gpu_attention_decode", parameters, torch.cuda.current_stream(queries.device).cuda_stream)
         return out
 
     def _with_batch(self, batch: int) -> abi.Decode:
         parameters = abi.Decode.from_buffer_copy(self._fixed)
         parameters.batch = batch
         return parameters
-
-    def _call(self, name: str, parameters: abi.Decode, argument: object) -> None:
-        text = ctypes.create_string_buffer(abi.ERROR_BYTES)
-        code = getattr(self._library, name)(ctypes.byref(parameters), argument, text, abi.ERROR_BYTES)
-        if code == 0:
-            return
-        sentence = text.value.decode(errors="replace")
-        if code == 1:  # cudaErrorInvalidValue
-            raise ValueError(sentence)
-        if code == _CUDA_NOT_SUPPORTED:
-            raise NotImplementedError(sentence)
-        raise RuntimeError(f"{sentence} (CUDA error {code})")
 
     def _check(
         self,
@@ -224,36 +192,18 @@ class DecodeAttention:
     ) -> None:
         fixed, device, batch = self._fixed, queries.device, lengths.shape[0]
         rows = batch * fixed.query_tokens
-        _expect("queries", queries, self.query_dtype, (rows, fixed.query_heads, fixed.head_dim), device)
-        _expect("out", out, self.query_dtype, (rows, fixed.query_heads, fixed.head_dim), device)
+        expect("queries", queries, self.query_dtype, (rows, fixed.query_heads, fixed.head_dim), device)
+        expect("out", out, self.query_dtype, (rows, fixed.query_heads, fixed.head_dim), device)
         for name, tensor in (("queries", queries), ("out", out)):
-            if tensor.stride(1) != fixed.head_dim:
+            if fixed.query_heads > 1 and tensor.stride(1) != fixed.head_dim:
                 raise ValueError(f"{name}: expected heads side by side, found strides {tensor.stride()}")
-        if len(pools) not in (1, 2):
-            raise ValueError(f"pools: expected one or two, found {len(pools)}")
-        for pool in pools:
-            for name, tensor in (("keys", pool.keys), ("values", pool.values)):
-                _expect(name, tensor, self.dtype, (pool.keys.shape[0], fixed.kv_heads, fixed.head_dim), device)
-        _expect("lengths", lengths, torch.int32, (batch,), device)
-        _expect("pages", pages, torch.int32, (batch, None), device)
-        _expect("workspace", workspace, torch.uint8, (None,), device)
+        expect_pools(pools, self.dtype, fixed.kv_heads, fixed.head_dim, device)
+        expect("lengths", lengths, torch.int32, (batch,), device)
+        expect("pages", pages, torch.int32, (batch, None), device)
+        expect("workspace", workspace, torch.uint8, (None,), device)
         if lse is not None:
-            _expect("lse", lse, torch.float32, (rows, fixed.query_heads), device)
+            expect("lse", lse, torch.float32, (rows, fixed.query_heads), device)
             if not lse.is_contiguous():
                 raise ValueError(f"lse: expected a contiguous tensor, found strides {lse.stride()}")
         if device.type != "cuda":
             raise ValueError(f"queries: expected a tensor on a GPU, found one on {device}")
-
-
-def _expect(
-    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], device: torch.device
-) -> None:
-    fits = tensor.dim() == len(shape) and all(
-        wanted is None or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
-    )
-    if not fits or tensor.dtype != dtype or tensor.device != device or tensor.stride(-1) != 1:
-        wanted = [size if size is not None else "n" for size in shape]
-        raise ValueError(
-            f"{name}: expected {dtype} {wanted} on {device}, its last dimension contiguous, found {tensor.dtype} "
-            f"{list(tensor.shape)} on {tensor.device} with strides {tensor.stride()}"
-        )
