@@ -11,8 +11,9 @@
 namespace tardis::attention {
 namespace {
 
-constexpr std::uint32_t kCombineThreads = 128;
-constexpr std::uint32_t kMostWays = kCombineThreads / (64 / 4);  // splits that are added beside each other
+constexpr std::uint32_t kCombineThreads = 256;
+constexpr std::uint32_t kCombineWarps = kCombineThreads / 32;
+static_assert(kCombineThreads == TARDIS_ATTENTION_MOST_SPLITS, "a thread for each split");
 
 __device__ __forceinline__ void add_weighted(float4& sum, const float4& value, float weight) {
   sum.x = fmaf(weight, value.x, sum.x);
@@ -34,38 +35,58 @@ __device__ __forceinline__ void store(unsigned char* row, std::uint32_t column, 
   }
 }
 
+struct Highest {
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Sum {
+  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+
+// Of all threads, in all of them. `parts` is used by one call alone.
+template <class Join>
+__device__ __forceinline__ float joined(float value, float* parts) {
+  const Join join;
+#pragma unroll
+  for (int step = 16; step != 0; step /= 2) value = join(value, __shfl_xor_sync(~0U, value, step));
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+  __syncthreads();
+  float all = parts[0];
+#pragma unroll
+  for (std::uint32_t i = 1; i < kCombineWarps; ++i) all = join(all, parts[i]);
+  return all;
+}
+
 // A CTA for each query row. Grid: query rows of a request, requests.
 template <class Element>
 __global__ void __launch_bounds__(kCombineThreads) combine_splits(const __grid_constant__ CombineParams params) {
-  __shared__ float weights[TARDIS_ATTENTION_MOST_SPLITS];
-  __shared__ float4 sums[kMostWays][TARDIS_ATTENTION_MOST_HEAD_DIM / 4];
-  const std::uint32_t row = blockIdx.x, request = blockIdx.y, rows = gridDim.x;
+  __shared__ float shares[TARDIS_ATTENTION_MOST_SPLITS], parts[2][kCombineWarps];
+  __shared__ float4 sums[kCombineThreads];
+  const std::uint32_t row = blockIdx.x, request = blockIdx.y, rows = gridDim.x, split = threadIdx.x;
   const std::uint64_t first = std::uint64_t{request} * params.splits * rows + row;  // split s: s * rows behind it
   gio::wait_for_kernel_before();
-  for (std::uint32_t i = threadIdx.x; i < params.splits; i += kCombineThreads) {
-    weights[i] = params.partial_lse[first + std::uint64_t{i} * rows];
-  }
-  __syncthreads();
-  float highest = -INFINITY, total = 0;
-  for (std::uint32_t i = 0; i < params.splits; ++i) highest = fmaxf(highest, weights[i]);
+  const float lse = split < params.splits ? params.partial_lse[first + std::uint64_t{split} * rows] : -INFINITY;
+  const float highest = joined<Highest>(lse, parts[0]);
   const float base = highest == -INFINITY ? 0 : highest;
-  for (std::uint32_t i = 0; i < params.splits; ++i) total += __expf(weights[i] - base);
-  const float share = total == 0 ? 0 : 1 / total;
+  const float weight = __expf(lse - base), total = joined<Sum>(weight, parts[1]);
+  shares[split] = total == 0 ? 0 : weight / total;  // 0: perhaps nothing was written there, and nothing is read
+  __syncthreads();
 
+  // Threads that have the same columns share the splits.
   const std::uint32_t columns = params.head_dim / 4, ways = kCombineThreads / columns;
   const std::uint32_t column = threadIdx.x % columns, way = threadIdx.x / columns;
   float4 sum = {0, 0, 0, 0};
 #pragma unroll 4
   for (std::uint32_t i = way; i < params.splits; i += ways) {
-    if (weights[i] == -INFINITY) continue;  // nothing was written there
+    const float share = shares[i];
+    if (share == 0) continue;
     const auto* const partial =
         reinterpret_cast<const float4*>(params.partial_output + (first + std::uint64_t{i} * rows) * params.head_dim);
-    add_weighted(sum, partial[column], __expf(weights[i] - base) * share);
+    add_weighted(sum, partial[column], share);
   }
-  sums[way][column] = sum;
+  sums[threadIdx.x] = sum;
   __syncthreads();
   if (way != 0) return;
-  for (std::uint32_t i = 1; i < ways; ++i) add_weighted(sum, sums[i][column], 1);
+  for (std::uint32_t i = 1; i < ways; ++i) add_weighted(sum, sums[i * columns + column], 1);
   const std::uint32_t token = row / params.query_heads, head = row % params.query_heads;
   auto* const out = static_cast<unsigned char*>(params.output) +
                     (std::uint64_t{request} * params.query_tokens + token) * params.output_row_bytes +

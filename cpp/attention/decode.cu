@@ -50,7 +50,8 @@ cudaError_t find_place(const Decode& decode, Complaint& complaint, Place* place)
         major);
     return cudaErrorNotSupported;
   }
-  place->plan = plan_of(decode, static_cast<std::uint32_t>(sms), place->instance->ctas_per_sm);
+  place->plan =
+      plan_of(decode, static_cast<std::uint32_t>(sms), place->instance->enough_ctas, place->instance->ctas_per_sm);
   return cudaSuccess;
 }
 

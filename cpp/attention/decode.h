@@ -41,7 +41,8 @@ struct Instance {
   const char* name;  // "bf16:128"
   std::uint32_t type, head_dim;
   const void* kernel;
-  std::uint32_t shared_bytes, threads, ctas_per_sm;
+  std::uint32_t shared_bytes, threads;
+  std::uint32_t enough_ctas, ctas_per_sm;  // of an SM: to read as fast as HBM gives; at most
 };
 
 // Those that were built, and their number.

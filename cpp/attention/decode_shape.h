@@ -31,6 +31,7 @@ struct DecodeShape {
   static constexpr std::uint32_t kBoxRowBytes = kConverted ? kHeadDim : kRowBytes;
   // Two CTAs share an SM where their registers allow it: one computes while the other waits.
   static constexpr std::uint32_t kCtasPerSm = kHeadDim == 256 ? 1 : 2;
+  static constexpr std::uint32_t kEnoughCtas = kConverted || kHeadDim == 64 ? kCtasPerSm : 1;  // measured
   // Shared memory: queries, what was converted, stages, barriers.
   static constexpr std::uint32_t kConvertedAt = kTileBytes;
   static constexpr std::uint32_t kStagesAt = kConvertedAt + (kConverted ? kTileBytes : 0);

@@ -18,6 +18,7 @@ struct InstanceOf {
             reinterpret_cast<const void*>(&decode_attention<Shape, Element>),
             Shape::kSharedBytes,
             kThreads,
+            Shape::kEnoughCtas,
             Shape::kCtasPerSm};
   }
 };

@@ -47,22 +47,25 @@ std::string complaint_of(const std::function<void(tardis_attention_decode&)>& ch
 }
 
 TEST(AttentionPlan, SplitsFillTheSmsAndNoMore) {
-  for (const std::uint32_t works : {1U, 4U, 8U, 32U, 128U, 136U, 1024U, 65'535U}) {
+  for (const std::uint32_t works : {1U, 4U, 8U, 32U, 66U, 67U, 128U, 136U, 1024U, 65'535U}) {
     for (const std::uint32_t tiles : {1U, 2U, 16U, 128U, 2048U}) {
-      for (const std::uint32_t places : {kSms, 2 * kSms}) {
-        const std::uint32_t splits = chosen_splits(works, tiles, places);
+      for (const std::uint32_t enough : {1U, 2U}) {
+        const std::uint32_t splits = chosen_splits(works, tiles, kSms, enough, 2);
         ASSERT_GE(splits, 1U);
         ASSERT_LE(splits, std::min<std::uint32_t>(tiles, TARDIS_ATTENTION_MOST_SPLITS));
+        const double places = kSms * (works <= kSms / 2 ? enough : 2);
         if (works <= places && tiles >= places) {
           const double ctas = static_cast<double>(works) * splits;
-          EXPECT_GE(ctas / (std::ceil(ctas / places) * places), 0.85) << works << " " << tiles;
+          EXPECT_GE(ctas / (std::ceil(ctas / places) * places), 0.9) << works << " " << tiles;
         }
       }
     }
   }
-  EXPECT_EQ(chosen_splits(8, 2048, 264), 30U);
-  EXPECT_EQ(chosen_splits(264, 2048, 264), 1U);
-  EXPECT_EQ(chosen_splits(8, 4, 264), 4U);
+  EXPECT_EQ(chosen_splits(8, 2048, kSms, 1, 2), 16U);
+  EXPECT_EQ(chosen_splits(8, 2048, kSms, 2, 2), 32U);
+  EXPECT_EQ(chosen_splits(128, 2048, kSms, 1, 2), 2U);
+  EXPECT_EQ(chosen_splits(264, 2048, kSms, 1, 2), 1U);
+  EXPECT_EQ(chosen_splits(8, 4, kSms, 1, 2), 4U);
 }
 
 TEST(AttentionPlan, TilesAreThoseOfTheWindow) {
@@ -89,12 +92,12 @@ TEST(AttentionPlan, WorkspaceHoldsEachSplit) {
   d.batch = 3;
   d.query_tokens = 2;
   d.splits = 5;
-  const DecodePlan plan = plan_of(d, kSms, 2);
+  const DecodePlan plan = plan_of(d, kSms, 1, 2);
   EXPECT_EQ(plan.splits, 5U);
   EXPECT_EQ(plan.output_bytes, 3U * 5 * 2 * 32 * 128 * 4);
   EXPECT_EQ(plan.lse_bytes, 3U * 5 * 2 * 32 * 4);
   d.splits = 1;
-  EXPECT_EQ(plan_of(d, kSms, 2).workspace_bytes(), 0U);
+  EXPECT_EQ(plan_of(d, kSms, 1, 2).workspace_bytes(), 0U);
 }
 
 TEST(AttentionCheck, AValidCallHasNoComplaint) {
