@@ -2,7 +2,8 @@
 // On a GPU: decode attention against fp64 over pools whose every other byte is NaN: shapes, page sizes, lengths around
 // edges of pages and tiles, empty requests, windows, several query tokens, large logits, pages of both kinds of memory,
 // replays of a graph with other lengths. Prints a table of errors beside those of a plain kernel that rounds where
-// matrix instructions make everybody round. Argument: how many times (1). Exit status 0: all as expected; 1: not, or a
+// matrix instructions make everybody round. Arguments: how many times (1), a part of the names of
+// the cases that are to run (all). Exit status 0: all as expected; 1: not, or a
 // CUDA error; 77: no GPU here.
 #include "gpu_attention_support.cuh"
 
@@ -422,14 +423,21 @@ int main(int count, char** arguments) {
   if (!has_gpu()) return kSkipped;
   std::mt19937_64 random(fresh_seed());
   const int times = count > 1 ? std::atoi(arguments[1]) : 1;
+  const std::string named = count > 2 ? arguments[2] : "";
   std::printf("built: %s\n", tardis_gpu_attention_shapes());
   check(tardis_gpu_attention_load(), "tardis_gpu_attention_load");
   check_reference(random());
   for (int i = 0; i < times; ++i) {
     const std::vector<Case> cases = all_cases(random);
-    for (const Case& c : cases) Rig(c, random()).run();
-    Rig({"graph", {0, 128, 32, 8, 64}, {2000, 64, 900, 1500}}, random()).run_graph(20);
-    std::printf("%zu cases and a graph of 20 replays\n", cases.size());
+    std::size_t run = 0;
+    for (const Case& c : cases) {
+      if (c.name.find(named) == std::string::npos) continue;
+      Rig(c, random()).run();
+      ++run;
+    }
+    if (named.empty()) Rig({"graph", {0, 128, 32, 8, 64}, {2000, 64, 900, 1500}}, random()).run_graph(20);
+    std::printf("%zu cases%s\n", run, named.empty() ? " and a graph of 20 replays" : "");
+    if (run == 0) ++failures;
   }
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
