@@ -2,9 +2,8 @@
 // On a GPU: decode attention against fp64 over pools whose every other byte is NaN: shapes, page sizes, lengths around
 // edges of pages and tiles, empty requests, windows, several query tokens, large logits, pages of both kinds of memory,
 // replays of a graph with other lengths. Prints a table of errors beside those of a plain kernel that rounds where
-// matrix instructions make everybody round. Arguments: how many times (1), a part of the names of
-// the cases that are to run (all). Exit status 0: all as expected; 1: not, or a
-// CUDA error; 77: no GPU here.
+// matrix instructions make everybody round. Arguments: how many times (1), a part of the names of the cases that are to
+// run (all of them, and a graph). Exit status 0: all as expected; 1: not, or a CUDA error; 77: no GPU here.
 #include "gpu_attention_support.cuh"
 
 namespace tardis::attention::testing {
