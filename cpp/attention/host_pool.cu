@@ -183,6 +183,12 @@ void tardis_gpu_host_pool_take_error(char* text, std::size_t bytes) {
   text[length] = '\0';
 }
 
+std::uint64_t tardis_gpu_host_pool_available() {
+  const auto limits = tardis::attention::memory_limits();
+  if (!limits) return 0;
+  return std::min(limits->available, limits->group_left.value_or(limits->available));
+}
+
 void* tardis_gpu_host_pool_allocate(ssize_t bytes, int device, void*) {
   return HostPool::of_process().allocate(static_cast<std::size_t>(std::max<ssize_t>(bytes, 0)), device);
 }

@@ -42,6 +42,9 @@ TARDIS_GPU_HOST_POOL_EXPORT void tardis_gpu_host_pool_usage_of(tardis_gpu_host_p
 /* Why the last allocation failed, ended by a zero, cut to `bytes`; empty: none has failed since this was last asked. */
 TARDIS_GPU_HOST_POOL_EXPORT void tardis_gpu_host_pool_take_error(char* text, size_t bytes);
 
+/* Bytes that this process may still take: of the machine, or of its tightest control group. 0: not known. */
+TARDIS_GPU_HOST_POOL_EXPORT uint64_t tardis_gpu_host_pool_available(void);
+
 /* torch.cuda.memory.CUDAPluggableAllocator(path, "tardis_gpu_host_pool_allocate", "tardis_gpu_host_pool_free"). NULL:
  * see take_error. The stream is not used: new memory is zero and nobody's. Freeing waits for the device. */
 TARDIS_GPU_HOST_POOL_EXPORT void* tardis_gpu_host_pool_allocate(ssize_t bytes, int device, void* stream);

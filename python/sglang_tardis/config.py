@@ -258,6 +258,21 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "it again.",
         ),
     ] = 5_000
+    attention_host: Annotated[
+        int | str,
+        _size(
+            "`--attention-backend tardis`: host memory of each rank for KV of running requests. `0` or `auto`: as much as "
+            "`--max-total-tokens` needs; without that, four fifths of what is available, and only with one rank.",
+            auto=True,
+        ),
+    ] = "auto"
+    attention_host_check: Annotated[
+        bool,
+        Meta(
+            description="`--attention-backend tardis`: refuse a KV pool that is larger than the memory that the machine "
+            "says is available. `false` is for guests whose memory grows as it is touched."
+        ),
+    ] = True
 
     @property
     def folder(self) -> str:
@@ -283,6 +298,11 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def write_behind_bytes(self) -> int:
         """`write_behind` in bytes; 0 for automatic."""
         return _size_value(self.write_behind)
+
+    @property
+    def attention_host_bytes(self) -> int:
+        """`attention_host` in bytes; 0 for automatic."""
+        return _size_value(self.attention_host)
 
     @property
     def segment_bytes(self) -> int:

@@ -8,7 +8,9 @@ that exist for accelerators only. This package replaces exactly those, inside th
 - host pool memory: the same mapping, but not registered with CUDA;
 - the copies between the device pool and the host pool (``sgl_kernel.kvcacheio``): torch functions with the same names
   and arguments (see :mod:`tardis_cpu_support.kvcacheio`). The host pools' own dispatch code stays in use;
-- groups of ranks: without a NCCL communicator, so that gloo, which stands beside it, is used.
+- groups of ranks: without a NCCL communicator, so that gloo, which stands beside it, is used;
+- the last slot of a prefix: SGLang's torch function in place of its Triton kernel, for attention backends that it does
+  not know to run on a CPU.
 
 SGLang loads it in every process it starts, through the ``sglang.srt.plugins`` entry point. It does nothing unless the
 environment asks for it:
@@ -46,6 +48,7 @@ def apply_cpu_support() -> None:
     _allocate_host_pools_unregistered()
     _install_transfer_functions()
     _join_ranks_by_gloo()
+    _find_last_slots_by_torch()
 
 
 def apply_seeded_weights() -> None:
@@ -99,3 +102,11 @@ def _join_ranks_by_gloo() -> None:
 
     without_nccl.tardis_cpu_support = True
     parallel_state.init_model_parallel_group = without_nccl
+
+
+def _find_last_slots_by_torch() -> None:
+    try:
+        from sglang.srt.mem_cache import allocation
+    except ImportError:  # older releases: their attention backends for CPU are known there
+        return
+    allocation.get_last_loc_triton = allocation.get_last_loc_torch

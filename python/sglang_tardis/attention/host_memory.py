@@ -23,7 +23,7 @@ from sglang_tardis import gio_abi
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HostMemoryError", "Usage", "explained", "host_pool", "make_pool", "usage"]
+__all__ = ["HostMemoryError", "Usage", "available_bytes", "explained", "host_pool", "make_pool", "usage"]
 
 _ERROR_BYTES = 2048
 
@@ -61,6 +61,7 @@ _FUNCTIONS = {
     "tardis_gpu_host_pool_configure": (c_int, (POINTER(_Settings),)),
     "tardis_gpu_host_pool_usage_of": (None, (POINTER(_Usage),)),
     "tardis_gpu_host_pool_take_error": (None, (c_char_p, c_size_t)),
+    "tardis_gpu_host_pool_available": (c_uint64, ()),
 }
 
 
@@ -171,6 +172,18 @@ def _take_error() -> str:
     text = ctypes.create_string_buffer(_ERROR_BYTES)
     _gpu().library.tardis_gpu_host_pool_take_error(text, _ERROR_BYTES)
     return text.value.decode(errors="replace")
+
+
+def available_bytes() -> int:
+    """Host memory that this process may still take, of the machine or of its tightest control group.
+
+    Raises:
+        HostMemoryError: /proc does not say.
+    """
+    available = _gpu().library.tardis_gpu_host_pool_available()
+    if available == 0:
+        raise HostMemoryError("expected MemAvailable in /proc/meminfo, found none; set attention_host")
+    return available
 
 
 def usage() -> Usage:

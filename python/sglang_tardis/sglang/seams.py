@@ -38,6 +38,11 @@ _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 _STREAMER_MODULE = "sglang.srt.managers.scheduler_components.output_streamer"
 _TREE_MODULE = "sglang.srt.mem_cache.unified_radix_cache"
 _LINKER_MODULE = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
+_CONFIGURATOR_MODULE = "sglang.srt.mem_cache.kv_cache_configurator"
+_POOL_MODULE = "sglang.srt.mem_cache.memory_pool"
+_ATTENTION_REGISTRY_MODULE = "sglang.srt.layers.attention.attention_registry"
+# Where each release keeps the list of attention backends' names, and extends it.
+_ATTENTION_CHOICES = ("sglang.srt.arg_groups.choices", "sglang.srt.server_args")
 _RUNTIME_CONFIG_TARGETS = (
     ("sglang.srt.mem_cache.unified_cache.storage_attachment", "StorageAttachment.apply_runtime_config"),
     ("sglang.srt.mem_cache.unified_radix_cache", "UnifiedRadixCache._apply_storage_runtime_config"),
@@ -91,6 +96,7 @@ _problems: dict[str, str] = {}
 _hooks: list[_Hook] = []
 _installed = False
 _direct = False  # this process has a linker of the direct door
+_attention = False  # this process serves with the attention backend
 
 
 def sglang_version() -> str:
@@ -120,7 +126,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    for name, step in (("cli choice", _add_cli_choice), ("registry", _register_backend)):
+    steps = (("cli choice", _add_cli_choice), ("registry", _register_backend), ("attention", _add_attention_choice))
+    for name, step in steps:
         try:
             step()
             _problems.pop(name, None)
@@ -160,8 +167,26 @@ def _register_backend() -> None:
         StorageBackendFactory.register_backend(BACKEND, BACKEND_MODULE, BACKEND_CLASS)
 
 
+def _add_attention_choice() -> None:
+    for name in _ATTENTION_CHOICES:
+        if not module_exists(name):
+            continue
+        module = importlib.import_module(name)
+        if hasattr(module, "add_attention_backend_choices"):
+            if BACKEND not in module.ATTENTION_BACKEND_CHOICES:
+                module.add_attention_backend_choices([BACKEND])
+            return
+    raise SeamError(f"no list of attention backends in {' or '.join(_ATTENTION_CHOICES)}")
+
+
+def _create_attention(runner):
+    from sglang_tardis.sglang.attention import create
+
+    return create(runner)
+
+
 def _wanted_hooks() -> list[_Hook]:
-    from sglang_tardis.sglang import direct_mode, extra_keys, weight_updates
+    from sglang_tardis.sglang import attention_mode, direct_mode, extra_keys, weight_updates
 
     hooks = [
         _Hook("factory", _FACTORY_MODULE, "StorageBackendFactory._create_builtin_backend", "AROUND", _create_backend),
@@ -180,6 +205,11 @@ def _wanted_hooks() -> list[_Hook]:
         hooks.append(_Hook("weight updates", _UPDATER_MODULE, path, "AROUND", weight_updates.around(method)))
     resolve = "resolve_once" if _resolves_late() else "_handle_hicache"
     hooks.append(_Hook("direct mode", _ARGS_MODULE, f"ServerArgs.{resolve}", "BEFORE", direct_mode.declare_direct_mode))
+    mode = attention_mode.declare_attention_mode
+    hooks.append(_Hook("attention mode", _ARGS_MODULE, f"ServerArgs.{resolve}", "BEFORE", mode))
+    if module_exists(_CONFIGURATOR_MODULE):
+        worker = attention_mode.prepare_worker
+        hooks.append(_Hook("attention mode", _SCHEDULER_MODULE, "Scheduler.init_model_worker", "BEFORE", worker))
     if not extra_keys.keys_are_namespaced():
         for module, tree in extra_keys.TREES:
             hooks.append(_Hook("extra keys", module, f"{tree}.write_backup_storage", "AROUND", extra_keys.skip_write))
@@ -213,6 +243,19 @@ def _direct_hooks() -> list[_Hook]:
     return [_Hook("load results", *row) for row in table]
 
 
+def _attention_hooks() -> list[_Hook]:
+    """Where KV pools are sized and made, in the processes that do so."""
+    from sglang_tardis.sglang import attention_pool as pool
+
+    table = (
+        (_CONFIGURATOR_MODULE, "KVCacheConfigurator.configure", "BEFORE", pool.check_configure),
+        (_CONFIGURATOR_MODULE, "KVCacheConfigurator._profile_available_bytes", "AROUND", pool.profiled_bytes),
+        (_POOL_MODULE, "maybe_init_custom_mem_pool", "AROUND", pool.custom_mem_pool),
+        (_POOL_MODULE, "MHATokenToKVPool._create_buffers", "AROUND", pool.create_buffers),
+    )
+    return [_Hook("attention", *row) for row in table]
+
+
 def _register_hooks() -> None:
     """Hand our hooks to SGLang's registry, for the modules this process uses; those it has already are left alone."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -220,7 +263,10 @@ def _register_hooks() -> None:
     known = {hook.target for hook in _hooks}
     # Child processes of a server import what they need, most of it before this; the others would pay for nothing.
     child = multiprocessing.parent_process() is not None
-    for hook in [*_wanted_hooks(), *(_direct_hooks() if _direct else ())]:
+    wanted = _wanted_hooks()
+    wanted += _direct_hooks() if _direct else []
+    wanted += _attention_hooks() if _attention else []
+    for hook in wanted:
         if hook.target in known:
             continue
         if hook.module not in sys.modules:
@@ -265,6 +311,22 @@ def install_direct() -> None:
         importlib.import_module(hook.module)
     install_late()
     require("load results")
+
+
+def install_attention() -> None:
+    """Hook the making of KV pools, and register the attention backend. Called before a scheduler makes its model runner.
+
+    Raises:
+        SeamError: a hook is missing or was not taken.
+    """
+    global _attention
+    _attention = True
+    for hook in _attention_hooks():
+        importlib.import_module(hook.module)
+    registry = importlib.import_module(_ATTENTION_REGISTRY_MODULE)
+    registry.register_attention_backend(BACKEND)(_create_attention)
+    install_late()
+    require("attention")
 
 
 # ---- verifying ----------------------------------------------------------------------------------------------------
@@ -321,6 +383,7 @@ def check(register_first: bool = False) -> list[Seam]:
         wanted_hooks += _direct_hooks()
     else:
         seams.append(_direct_seam())
+    seams.append(_attention_seam())
     for name in dict.fromkeys(hook.seam for hook in wanted_hooks):
         wanted = [hook for hook in wanted_hooks if hook.seam == name]
         mine = [hook for hook in wanted if _resolve(hook) is not None]
@@ -354,6 +417,26 @@ def _direct_seam() -> Seam:
     if missing:
         return Seam(name, False, f"not found: {', '.join(missing)}")
     return Seam(name, True, "hooked in mode direct only: " + ", ".join(hook.target for hook in hooks))
+
+
+def _attention_seam() -> Seam:
+    """Whether KV pools of this process lie in host memory; in others, whether they could be made to."""
+    name = "attention"
+    if name in _problems:
+        return Seam(name, False, _problems[name])
+    if not module_exists(_CONFIGURATOR_MODULE):
+        return Seam(name, True, f"this release has no {_CONFIGURATOR_MODULE}: --attention-backend tardis is refused")
+    hooks = _attention_hooks()
+    missing = [hook.target for hook in hooks if sys.modules.get(hook.module) is not None and _resolve(hook) is None]
+    if missing:
+        return Seam(name, False, f"not found: {', '.join(missing)}")
+    targets = ", ".join(hook.target for hook in hooks)
+    if not _attention:
+        return Seam(name, True, f"hooked with --attention-backend tardis only: {targets}")
+    missed = [hook.target for hook in hooks if not _is_applied(hook)]
+    if missed:
+        return Seam(name, False, "the hook was not applied to " + ", ".join(missed))
+    return Seam(name, True, targets)
 
 
 def require(*names: str) -> None:

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--attention-backend tardis``: what it takes of SGLang's settings, and what it refuses by name.
+
+Nothing of SGLang is imported before somebody asks for this backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_tardis.config import TardisConfig, load_config
+from sglang_tardis.log import logger
+from sglang_tardis.sglang.server_settings import ServerSettings
+
+__all__ = ["NAME", "declare_attention_mode", "is_wanted", "prepare_worker", "refuse_server", "settings_of"]
+
+NAME = "tardis"
+PAGE_SIZES = (16, 32, 64, 128)
+"""Of the decode kernel; on CPU tensors any will do."""
+KV_DTYPES = ("bfloat16", "float16", "float8_e4m3fn")
+
+_FLAG = "--attention-backend tardis"
+_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
+# Flags, and what they must be. They put KV elsewhere, or use it in ways that this backend does not.
+_REFUSED = (
+    ("speculative_algorithm", (None, "", "NONE"), "it has no kernels for drafts and their verification"),
+    ("disaggregation_mode", (None, "null"), "transfers between servers expect KV in HBM"),
+    ("enable_memory_saver", (None, False), "the memory saver gives back HBM, and there is none"),
+    ("enable_unified_memory", (None, False), "its pools are parts of one buffer in HBM"),
+    ("enable_hisparse", (None, False), "it keeps a host pool of its own"),
+    ("enable_kv_cache_sharding", (None, False), "KV would be on several ranks"),
+    ("enable_pdmux", (None, False), "it runs prefill and decode beside each other"),
+    ("enable_two_batch_overlap", (None, False), "it has one set of metadata"),
+    ("enable_nvidia_megakernel", (None, False), "megakernels bring their own attention"),
+    ("prefill_only_disable_kv_cache", (None, False), "there is no KV to read"),
+    ("dllm_algorithm", (None, ""), "it has no kernels for diffusion models"),
+    ("dcp_size", (None, 1), "KV would be on several ranks"),
+    ("attn_cp_size", (None, 1), "KV would be on several ranks"),
+)
+
+
+def is_wanted(names: Any = None) -> bool:
+    """Whether this process serves with the backend, for prefill, decode or both.
+
+    Args:
+        names: of the backends; None: those in effect.
+    """
+    if names is None:
+        from sglang.srt.runtime_context import attention_backends
+
+        names = attention_backends()
+    return NAME in names
+
+
+def declare_attention_mode(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Before SGLang resolves its arguments: prefill is not captured in graphs, since its lengths are the host's.
+
+    Raises:
+        ValueError: this SGLang lacks what the backend needs, or the flags contradict it.
+        ConfigError: a setting of tardis is unknown or wrong.
+    """
+    from sglang_tardis.sglang.direct_mode import _view
+    from sglang_tardis.sglang.seams import module_exists, sglang_version
+
+    view = _view(server_args)
+    if not is_wanted([getattr(view, name, None) for name in _BACKENDS]):
+        return
+    if not module_exists(_CONFIGURATOR):
+        raise ValueError(
+            f"{_FLAG} needs SGLang's {_CONFIGURATOR}, which came with later releases; this is {sglang_version()}. Use "
+            "0.5.23."
+        )
+    wanted = getattr(view, "cuda_graph_backend_prefill", None)
+    if wanted not in (None, "disabled"):
+        raise ValueError(
+            f"{_FLAG}: expected prefill without CUDA graphs, found --cuda-graph-backend-prefill {wanted}; leave it out"
+        )
+    settings_of(server_args)  # wrong ones are told here, not by a rank
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    declare_resolution(server_args, "tardis_attention", disable_prefill_cuda_graph=True)
+
+
+def prepare_worker(*_args: Any, **_kwargs: Any) -> None:
+    """Before a scheduler makes its model runner, which imports what is to be hooked."""
+    if is_wanted():
+        from sglang_tardis.sglang import seams
+
+        seams.install_attention()
+        logger.info("tardis: attention backend: KV of running requests in host memory; prefill is not captured in graphs")
+
+
+def settings_of(server_args: Any) -> TardisConfig:
+    """Settings of tardis: those of ``--hicache-storage-backend-extra-config`` if it is tardis's, and TARDIS_CONFIG."""
+    get = ServerSettings(server_args).get if server_args is not None else ServerSettings().get
+    if get("hicache_storage_backend") == NAME:
+        return load_config(get("hicache_storage_backend_extra_config"))
+    linker = get("unified_cache_external_linker_config")
+    if isinstance(linker, dict) and str(linker.get("linker_module_path", "")).startswith("sglang_tardis"):
+        return load_config(linker.get("linker_extra_config"))
+    return load_config(None)
+
+
+def refuse_server(configurator: Any, settings: ServerSettings) -> None:
+    """Raise NotImplementedError for models and modes that would be served wrongly, by name, before memory is taken.
+
+    Args:
+        configurator: SGLang's KVCacheConfigurator.
+        settings: SGLang's.
+    """
+
+    def refuse(expected: str, found: str, advice: str = "") -> None:
+        raise NotImplementedError(
+            f"{_FLAG}: expected {expected}, found {found}{'; ' + advice if advice else ''}; or use another backend"
+        )
+
+    for name, allowed, reason in _REFUSED:
+        value = settings.get(name)
+        if value not in allowed:
+            refuse(f"no --{name.replace('_', '-')}", str(value), reason)
+    model = configurator.model_config
+    architectures = getattr(getattr(model, "hf_config", None), "architectures", None)
+    if configurator.use_mla_backend:
+        refuse("a model with K and V of each head (MHA, GQA)", f"MLA ({architectures})")
+    if getattr(model, "is_encoder_decoder", False):
+        refuse("a decoder", f"an encoder and cross attention ({architectures})")
+    if configurator.mambaish_config is not None:
+        refuse("attention in every layer", f"layers with states ({architectures})")
+    if configurator.is_hybrid_swa:
+        refuse("one KV pool", "a pool for sliding-window layers besides", "add --disable-hybrid-swa-memory")
+    if configurator.is_draft_worker:
+        refuse("no draft model", "one")
+    if configurator.post_capture_kv_active:
+        refuse("a KV pool that is allocated at once", "one that is sized after graphs were captured")
+    if getattr(configurator, "kv_shard_rank", None) is not None:
+        refuse("KV of a layer on one rank", "--enable-kv-cache-sharding")
+    dtype = str(configurator.kv_cache_dtype).removeprefix("torch.")
+    if dtype not in KV_DTYPES:
+        refuse(f"KV as {', '.join(KV_DTYPES)}", dtype, "set --kv-cache-dtype")
+    if str(configurator.device) != "cpu" and configurator.page_size not in PAGE_SIZES:
+        refuse(f"pages of {', '.join(map(str, PAGE_SIZES))} tokens", str(configurator.page_size), "set --page-size 64")
