@@ -261,16 +261,16 @@ class TardisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     attention_host: Annotated[
         int | str,
         _size(
-            "`--attention-backend tardis`: host memory of each rank for KV of running requests. `0` or `auto`: as much as "
-            "`--max-total-tokens` needs; without that, four fifths of what is available, and only with one rank.",
+            "`--attention-backend tardis`: host memory of each rank for KV of running requests. `0` or `auto`: as much "
+            "as `--max-total-tokens` needs; without that, four fifths of what is available, and only with one rank.",
             auto=True,
         ),
     ] = "auto"
     attention_host_check: Annotated[
         bool,
         Meta(
-            description="`--attention-backend tardis`: refuse a KV pool that is larger than the memory that the machine "
-            "says is available. `false` is for guests whose memory grows as it is touched."
+            description="`--attention-backend tardis`: refuse a KV pool that is larger than the memory that the "
+            "machine says is available. `false` is for guests whose memory grows as it is touched."
         ),
     ] = True
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of new tokens over a prefix in a KV pool that lies in host memory, and over themselves.
 
-Right first: every token of the prefix crosses the link once for a request and layer, in pieces that fit a bounded scratch
-in the device's memory, and no more of it is ever copied. Any device; on CPU tensors it is the same code.
+Right first: every token of the prefix crosses the link once for a request and layer, in pieces that fit a bounded
+scratch in the device's memory, and no more of it is ever copied. Any device; on CPU tensors it is the same code.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def scratch_bytes(kv_heads: int, heads: int, head_dim: int, element_bytes: int, chunk: int = DEFAULT_CHUNK) -> int:
-    """Bytes of K and V that :func:`extend` keeps on the device at a time: a chunk as it is in the pool, and again with a
-    copy for each query head."""
+    """Bytes of K and V that :func:`extend` keeps on the device at a time.
+
+    A chunk as it is in the pool, and again with a copy for each query head.
+    """
     return 2 * chunk * head_dim * (kv_heads + heads) * element_bytes
 
 
-def gather(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+def gather(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows of a pool `[slots, kv_heads, dim]` as `[n, kv_heads, dim]` of `dtype`, on the pool's device.
 
     Args:
-        pool: of any dtype; fp8 is multiplied by `scale`.
+        pool: of any dtype. bfloat16 and float16 have every number of fp8: nothing is rounded.
         slots: int32 or int64 `[n]`.
         dtype: of the result.
-        scale: of what the pool holds.
     """
     if pool.dtype in _FP8:
-        rows = pool.view(torch.uint8).index_select(0, slots).view(pool.dtype).to(dtype)
-    else:
-        rows = pool.index_select(0, slots).to(dtype)
-    return rows if scale == 1.0 else rows.mul_(scale)
+        return pool.view(torch.uint8).index_select(0, slots).view(pool.dtype).to(dtype)
+    return pool.index_select(0, slots).to(dtype)
 
 
 def extend(
@@ -110,12 +109,11 @@ def extend(
         end = prefix if new is not None else prefix + count
         for at in range(first, end, chunk):
             where = slots(at, min(at + chunk, end))
-            keys = gather(k_pool, where, q.dtype, k_scale)
-            values = gather(v_pool, where, q.dtype, v_scale)
+            keys, values = gather(k_pool, where, q.dtype), gather(v_pool, where, q.dtype)
             visible = at + keys.shape[0] <= prefix and (window < 0 or at >= prefix + count - 1 - window)
-            part = attend(
-                queries, keys, values, scale, first_query=prefix, first_key=at, causal=not visible, window=window
-            )
+            where_they_are = {"first_query": prefix, "first_key": at, "causal": not visible, "window": window}
+            output, log = attend(queries, keys, values, scale * k_scale, **where_they_are)
+            part = output if v_scale == 1.0 else output.mul_(v_scale), log
             parts = part if parts is None else merge(parts, part)
         out[of_request] = parts[0].to(out.dtype)
         begin += count
@@ -164,13 +162,13 @@ def _check(q, k_pool, v_pool, req_to_token, rows, prefix_lens, extend_lens, chun
         )
     if not len(prefix_lens) == len(extend_lens) == rows.shape[0]:
         raise ValueError(
-            f"extend: expected a row, a prefix and a length for each request, found {rows.shape[0]}, {len(prefix_lens)} "
-            f"and {len(extend_lens)}"
+            "extend: expected a row, a prefix and a length for each request, found "
+            f"{rows.shape[0]}, {len(prefix_lens)} and {len(extend_lens)}"
         )
     if min([0, *prefix_lens, *extend_lens]) < 0 or sum(extend_lens) > q.shape[0]:
         raise ValueError(
-            f"extend: expected lengths of 0 or more, {q.shape[0]} new tokens at most, found prefixes {prefix_lens} and new "
-            f"{extend_lens}"
+            f"extend: expected lengths of 0 or more, {q.shape[0]} new tokens at most, found prefixes {prefix_lens} and "
+            f"new {extend_lens}"
         )
     longest = max((p + n for p, n in zip(prefix_lens, extend_lens, strict=True)), default=0)
     if longest > req_to_token.shape[1]:

@@ -111,7 +111,7 @@ def _allocator() -> Any:
 
 
 def make_pool(*, most_bytes: int = 0, check: bool = True, reserved_pages: bool = True) -> torch.cuda.MemPool:
-    """A pool for `torch.cuda.use_mem_pool`. Its tensors say `cuda:N` and use no HBM. Blocks are whole huge pages (2 MiB).
+    """A pool for `torch.cuda.use_mem_pool`. Its tensors say `cuda:N`, use no HBM, and lie in blocks of 2 MiB.
 
     Settings are those of the process, for all blocks to come, since torch tells an allocator nothing.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over a part of the keys, and how the parts become one.
 
-A part is an output that is normalised by itself and the logarithm of what it was divided by (natural). Merging is exact up
-to rounding, in any order. Queries that see nothing of a part have the output 0 and the logarithm -inf there.
+A part is an output that is normalised by itself and the logarithm of what it was divided by (natural). Merging is exact
+up to rounding, in any order. Queries that see nothing of a part have the output 0 and the logarithm -inf there.
 """
 
 from __future__ import annotations

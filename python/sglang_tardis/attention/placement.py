@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages of a KV pool lie in HBM and which in host memory, and how a page table names them. Pure arithmetic.
 
-A policy is `host` (all pages in host memory) or `hbm_fraction` (a share of the pages in HBM). With a share, pages of both
-kinds are spread evenly over the page numbers, so that any run of pages, and so any request, has about that share: of n
-pages in a row, at most one more or less than n times the share. Each kind is a pool of its own, in which pages keep their
-order. In entries of a page table, as the decode kernel takes them (tardis/attention.h), bit 30 names the pool.
+A policy is `host` (all pages in host memory) or `hbm_fraction` (a share of the pages in HBM). With a share, pages of
+both kinds are spread evenly over the page numbers, so that any run of pages, and so any request, has about that share:
+of n pages in a row, at most one more or less than n times the share. Each kind is a pool of its own, in which pages
+keep their order. In entries of a page table, as the decode kernel takes them (tardis/attention.h), bit 30 names the pool.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Placement:
         """
         if page_bytes < 1 or min(host_bytes, hbm_bytes) < 0 or host_bytes // page_bytes + hbm_bytes // page_bytes < 1:
             raise ValueError(
-                f"Placement: expected room for a page of {page_bytes} bytes, found {host_bytes} bytes of host memory and "
-                f"{hbm_bytes} of HBM; raise one of them"
+                f"Placement: expected room for a page of {page_bytes} bytes, found {host_bytes} bytes of host memory "
+                f"and {hbm_bytes} of HBM; raise one of them"
             )
         return cls(host_bytes // page_bytes + hbm_bytes // page_bytes, hbm_bytes // page_bytes)
 

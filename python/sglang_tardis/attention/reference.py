@@ -58,9 +58,9 @@ def decode(
         first = max(0, length - 1 - window) if window >= 0 else 0
         positions = torch.arange(first, length, device=q.device)
         slots = page_table[index, positions // page_size].long() * page_size + positions % page_size
-        keys, values = gather(k_pool, slots, q.dtype, k_scale), gather(v_pool, slots, q.dtype, v_scale)
-        output, log = attend(q[index : index + 1], keys, values, sm_scale)
-        out[index] = output[0].to(out.dtype)
+        keys, values = gather(k_pool, slots, q.dtype), gather(v_pool, slots, q.dtype)
+        output, log = attend(q[index : index + 1], keys, values, sm_scale * k_scale)
+        out[index] = output[0].mul_(v_scale).to(out.dtype)
         if lse is not None:
             lse[index] = log[0]
     return out

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's attention backend ``tardis``: KV of running requests is read where it lies, in host memory.
 
-Decode is one kernel over the pool (sglang_tardis.attention.decode; on CPU tensors the reference). Extend gathers a bounded
-piece of a prefix at a time (sglang_tardis.attention.extend): right, and not meant to be fast. New K and V are written by
-SGLang's own pool, whose buffers kernels reach like any others.
+Decode is one kernel over the pool (sglang_tardis.attention.decode; on CPU tensors the reference). Extend gathers a
+bounded piece of a prefix at a time (sglang_tardis.attention.extend): right, and not meant to be fast. New K and V are
+written by SGLang's own pool, whose buffers kernels reach like any others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
 from sglang_tardis.attention import reference
 from sglang_tardis.attention.extend import extend
-from sglang_tardis.sglang import attention_mode, seams
+from sglang_tardis.sglang import seams
 
 __all__ = ["TardisAttentionBackend", "create"]
 
@@ -147,13 +147,18 @@ class TardisAttentionBackend(AttentionBackend):
         _refuse_arguments(kwargs)
         mode = forward_batch.forward_mode
         if not (mode.is_extend_or_draft_extend_or_mixed() and forward_batch.extend_seq_lens_cpu is not None):
-            raise NotImplementedError(f"--attention-backend tardis: expected a prefill or a decode step, found {mode!r}")
+            raise NotImplementedError(
+                f"--attention-backend tardis: expected a prefill or a decode step, found {mode!r}"
+            )
         self._save(k, v, layer, forward_batch, save_kv_cache)
         keys, values = self._pool.get_kv_buffer(layer.layer_id)
         out = q.new_empty((q.shape[0], layer.tp_q_head_num * layer.v_head_dim))
         new = None
         if k is not None and v is not None:
-            new = (k.view(-1, layer.tp_k_head_num, layer.qk_head_dim), v.view(-1, layer.tp_v_head_num, layer.v_head_dim))
+            new = (
+                k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+                v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
+            )
         extend(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,
@@ -246,8 +251,8 @@ def _refuse_arguments(kwargs: dict[str, Any]) -> None:
     found = sorted(name for name, value in kwargs.items() if value is not None and value is not False)
     if found:
         raise NotImplementedError(
-            f"--attention-backend tardis: expected attention of q, k and v alone, found {', '.join(found)}; use another "
-            "backend for this model"
+            f"--attention-backend tardis: expected attention of q, k and v alone, found {', '.join(found)}; use "
+            "another backend for this model"
         )
 
 

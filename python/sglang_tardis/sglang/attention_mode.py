@@ -88,7 +88,9 @@ def prepare_worker(*_args: Any, **_kwargs: Any) -> None:
         from sglang_tardis.sglang import seams
 
         seams.install_attention()
-        logger.info("tardis: attention backend: KV of running requests in host memory; prefill is not captured in graphs")
+        logger.info(
+            "tardis: attention backend: KV of running requests in host memory; prefill is not captured in graphs"
+        )
 
 
 def settings_of(server_args: Any) -> TardisConfig:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's KV pool in host memory: where its buffers are allocated, and how many tokens it has.
 
-SGLang allocates K and V of a KV pool inside of a `torch.cuda.MemPool` if `maybe_init_custom_mem_pool` gives it one; that is
-all that the pool itself has to be told. Its size comes from `KVCacheConfigurator._profile_available_bytes`, which
+SGLang allocates K and V of a KV pool inside of a `torch.cuda.MemPool` if `maybe_init_custom_mem_pool` gives it one;
+that is all that the pool itself has to be told. Its size comes from `KVCacheConfigurator._profile_available_bytes`, which
 measures HBM: with KV in host memory, host memory decides, and ``--mem-fraction-static`` limits nothing here.
 """
 
@@ -106,8 +106,8 @@ def create_buffers(original: Any, pool: Any, *args: Any, **kwargs: Any) -> Any:
     wanted = sum(buffer.numel() * buffer.element_size() for side in (pool.k_buffer, pool.v_buffer) for buffer in side)
     if after.bytes - before < wanted:
         raise RuntimeError(
-            f"tardis: expected {wanted} bytes of KV in host memory, found {after.bytes - before}; SGLang allocated its pool "
-            "elsewhere. Use a supported release (0.5.23)"
+            f"tardis: expected {wanted} bytes of KV in host memory, found {after.bytes - before}; SGLang allocated its "
+            "pool elsewhere. Use a supported release (0.5.23)"
         )
     logger.info(
         "tardis: KV of running requests: %.2f GiB of pinned host memory in %d blocks, NUMA node %s%s; in HBM: 0",

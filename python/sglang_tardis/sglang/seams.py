@@ -314,7 +314,7 @@ def install_direct() -> None:
 
 
 def install_attention() -> None:
-    """Hook the making of KV pools, and register the attention backend. Called before a scheduler makes its model runner.
+    """Hook the making of KV pools, and register the attention backend, before a scheduler makes its model runner.
 
     Raises:
         SeamError: a hook is missing or was not taken.
