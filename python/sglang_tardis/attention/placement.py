@@ -4,7 +4,7 @@
 A policy is `host` (all pages in host memory) or `hbm_fraction` (a share of the pages in HBM). With a share, pages of
 both kinds are spread evenly over the page numbers, so that any run of pages, and so any request, has about that share:
 of n pages in a row, at most one more or less than n times the share. Each kind is a pool of its own, in which pages
-keep their order. In entries of a page table, as the decode kernel takes them (tardis/attention.h), bit 30 names the pool.
+keep their order. In entries of a page table, as the decode kernel takes them (tardis/attention.h), bit 30 names it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's attention backend ``tardis``: KV of running requests is read where it lies, in host memory.
 
-Decode is one kernel over the pool (sglang_tardis.attention.decode; on CPU tensors the reference). Extend gathers a
+Decode is one kernel over the pool (attention_decode.py). Extend gathers a
 bounded piece of a prefix at a time (sglang_tardis.attention.extend): right, and not meant to be fast. New K and V are
 written by SGLang's own pool, whose buffers kernels reach like any others.
 """
@@ -16,9 +16,9 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
-from sglang_tardis.attention import reference
 from sglang_tardis.attention.extend import extend
 from sglang_tardis.sglang import seams
+from sglang_tardis.sglang.attention_decode import Decode, KernelDecode, ReferenceDecode
 
 __all__ = ["TardisAttentionBackend", "create"]
 
@@ -58,14 +58,18 @@ class TardisAttentionBackend(AttentionBackend):
                 f"{type(self._pool).__name__} ({getattr(self._pool, 'kv_cache_layout', 'unknown')})"
             )
         _refuse_layers(runner.model)
+        self._decode: Decode
         if self._device.type == "cpu":
-            self._decode, self._workspace_of = reference.decode, None
+            self._decode = ReferenceDecode(self._page_size)
         else:
-            from sglang_tardis.attention import decode
-
-            self._decode, self._workspace_of = decode.decode, decode.workspace
-        self._heads = {(m.tp_q_head_num, m.tp_k_head_num, m.qk_head_dim) for m in _layers(runner.model)}
-        self._dtype = runner.dtype
+            self._decode = KernelDecode(
+                _layers(runner.model),
+                page_tokens=self._page_size,
+                dtype=self._pool.dtype,
+                query_dtype=runner.dtype,
+                max_tokens=self._req_to_token.shape[1],
+                device=self._device,
+            )
         self.forward_metadata: _Metadata | None = None
         self._static: _Metadata | None = None
 
@@ -80,7 +84,7 @@ class TardisAttentionBackend(AttentionBackend):
         if forward_batch.seq_lens_cpu is not None:
             longest = int(forward_batch.seq_lens_cpu.max())
         table = self._page_table(forward_batch.req_pool_indices, longest)
-        workspace = self._workspace(table.shape[0], table.shape[1])
+        workspace = self._decode.workspace(table.shape[0], largest=False)
         self.forward_metadata = _Metadata(table, forward_batch.seq_lens.to(torch.int32), workspace)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -89,7 +93,7 @@ class TardisAttentionBackend(AttentionBackend):
         self._static = _Metadata(
             torch.zeros((max_bs, pages), dtype=torch.int32, device=self._device),
             torch.zeros(max_bs, dtype=torch.int32, device=self._device),
-            self._workspace(max_bs, pages),
+            self._decode.workspace(max_bs, largest=True),
         )
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
@@ -112,24 +116,6 @@ class TardisAttentionBackend(AttentionBackend):
         """Pages of requests, from the slots of their pages' first tokens: pages are runs of slots."""
         firsts = self._req_to_token[:, : max(longest, 1) : self._page_size]
         return firsts.index_select(0, rows).div_(self._page_size, rounding_mode="floor")
-
-    def _workspace(self, batch: int, pages: int) -> torch.Tensor | None:
-        if self._workspace_of is None:
-            return None
-        sizes = [
-            self._workspace_of(
-                batch=batch,
-                heads=heads,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                page_size=self._page_size,
-                max_pages=pages,
-                dtype=self._pool.dtype,
-                device=self._device,
-            )
-            for heads, kv_heads, head_dim in self._heads
-        ]
-        return max(sizes, key=lambda tensor: tensor.numel())
 
     # ---- steps ----
 
@@ -160,7 +146,7 @@ class TardisAttentionBackend(AttentionBackend):
                 v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             )
         extend(
-            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,
             values,
             self._req_to_token,
@@ -193,18 +179,15 @@ class TardisAttentionBackend(AttentionBackend):
         metadata = self.forward_metadata
         out = q.new_empty((q.shape[0], layer.tp_q_head_num * layer.v_head_dim))
         self._decode(
-            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            layer,
+            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,
             values,
             metadata.page_table,
             metadata.seq_lens,
-            self._page_size,
-            layer.scaling,
-            window=layer.sliding_window_size,
-            k_scale=_scale(layer.k_scale_float, layer.k_scale),
-            v_scale=_scale(layer.v_scale_float, layer.v_scale),
-            workspace=metadata.workspace,
-            out=out.view(-1, layer.tp_q_head_num, layer.v_head_dim),
+            (_scale(layer.k_scale_float, layer.k_scale), _scale(layer.v_scale_float, layer.v_scale)),
+            metadata.workspace,
+            out.view(-1, layer.tp_q_head_num, layer.v_head_dim),
         )
         return out
 

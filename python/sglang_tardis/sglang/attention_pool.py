@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's KV pool in host memory: where its buffers are allocated, and how many tokens it has.
 
-SGLang allocates K and V of a KV pool inside of a `torch.cuda.MemPool` if `maybe_init_custom_mem_pool` gives it one;
-that is all that the pool itself has to be told. Its size comes from `KVCacheConfigurator._profile_available_bytes`, which
-measures HBM: with KV in host memory, host memory decides, and ``--mem-fraction-static`` limits nothing here.
+SGLang allocates K and V of a KV pool inside of a `torch.cuda.MemPool` if `maybe_init_custom_mem_pool` gives it one:
+that is all it has to be told. Its size comes from `KVCacheConfigurator._profile_available_bytes`, which
+measures HBM: here host memory decides, and ``--mem-fraction-static`` limits nothing.
 """
 
 from __future__ import annotations
