@@ -97,6 +97,20 @@ def check_direct_mode_is_refused():
         raise AssertionError("mode direct was taken without a linker")
 
 
+def check_attention_backend_is_refused():
+    from sglang.srt.server_args import ServerArgs
+
+    assert parser().parse_args(["--model-path", "m", "--attention-backend", "tardis"]).attention_backend == "tardis"
+    arguments = object.__new__(ServerArgs)
+    arguments.attention_backend = "tardis"
+    try:
+        arguments._handle_hicache()
+    except ValueError as error:
+        assert "0.5.16" in str(error) and "Use 0.5.23" in str(error), error
+    else:
+        raise AssertionError("the attention backend was taken by a release that it was not made for")
+
+
 def tokens(seed, pages):
     return np.random.default_rng(seed).integers(3, 1000, pages * PAGE).tolist()
 

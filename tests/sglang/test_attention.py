@@ -45,7 +45,7 @@ def test_contradictions_are_named(model, monkeypatch):
         resolved(model, *FLAG)
     resolved(model, "--attention-backend", "torch_native")
     monkeypatch.delenv("TARDIS_CONFIG")
-    monkeypatch.setattr(attention_mode, "_CONFIGURATOR", "sglang.srt.mem_cache.no_such_module")
+    monkeypatch.setattr(attention_mode, "NEEDED_MODULE", "sglang.srt.mem_cache.no_such_module")
     with pytest.raises(ValueError, match=r"came with later releases.*0\.5\.23"):
         resolved(model, *FLAG)
 

@@ -21,7 +21,8 @@ KV_DTYPES = ("bfloat16", "float16", "float8_e4m3fn")
 
 _FLAG = "--attention-backend tardis"
 _BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
+NEEDED_MODULE = "sglang.srt.mem_cache.kv_index_translator"
+"""Came when places where KV is written became physical in every pool, which the backend relies on."""
 # Flags, and what they must be. They put KV elsewhere, or use it in ways that this backend does not.
 _REFUSED = (
     ("speculative_algorithm", (None, "", "NONE"), "it has no kernels for drafts and their verification"),
@@ -66,10 +67,10 @@ def declare_attention_mode(server_args: Any, *_args: Any, **_kwargs: Any) -> Non
     view = _view(server_args)
     if not is_wanted([getattr(view, name, None) for name in _BACKENDS]):
         return
-    if not module_exists(_CONFIGURATOR):
+    if not module_exists(NEEDED_MODULE):
         raise ValueError(
-            f"{_FLAG} needs SGLang's {_CONFIGURATOR}, which came with later releases; this is {sglang_version()}. Use "
-            "0.5.23."
+            f"{_FLAG} needs SGLang's {NEEDED_MODULE}, which came with later releases; this is {sglang_version()}. Use "
+            "0.5.23, or another attention backend."
         )
     wanted = getattr(view, "cuda_graph_backend_prefill", None)
     if wanted not in (None, "disabled"):

@@ -207,7 +207,7 @@ def _wanted_hooks() -> list[_Hook]:
     hooks.append(_Hook("direct mode", _ARGS_MODULE, f"ServerArgs.{resolve}", "BEFORE", direct_mode.declare_direct_mode))
     mode = attention_mode.declare_attention_mode
     hooks.append(_Hook("attention mode", _ARGS_MODULE, f"ServerArgs.{resolve}", "BEFORE", mode))
-    if module_exists(_CONFIGURATOR_MODULE):
+    if module_exists(attention_mode.NEEDED_MODULE):
         worker = attention_mode.prepare_worker
         hooks.append(_Hook("attention mode", _SCHEDULER_MODULE, "Scheduler.init_model_worker", "BEFORE", worker))
     if not extra_keys.keys_are_namespaced():
@@ -421,11 +421,15 @@ def _direct_seam() -> Seam:
 
 def _attention_seam() -> Seam:
     """Whether KV pools of this process lie in host memory; in others, whether they could be made to."""
+    from sglang_tardis.sglang import attention_mode
+
     name = "attention"
     if name in _problems:
         return Seam(name, False, _problems[name])
-    if not module_exists(_CONFIGURATOR_MODULE):
-        return Seam(name, True, f"this release has no {_CONFIGURATOR_MODULE}: --attention-backend tardis is refused")
+    if not module_exists(attention_mode.NEEDED_MODULE):
+        return Seam(
+            name, True, f"no {attention_mode.NEEDED_MODULE}: this release cannot have --attention-backend tardis"
+        )
     hooks = _attention_hooks()
     missing = [hook.target for hook in hooks if sys.modules.get(hook.module) is not None and _resolve(hook) is None]
     if missing:
