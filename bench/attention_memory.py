@@ -7,6 +7,7 @@ extend     attention of ragged batches over a pool in host memory against float6
            look; the error beside that of rounding the exact result
 decode     the reference likewise
 graphs     captured writes to and reads of the pool, replayed
+kernel     decode steps of the attention backend, captured once and replayed with other requests, against float64
 sglang     SGLang's own MHATokenToKVPool inside of the pool, if SGLang is installed
 
 Exit status 77 without a GPU, 1 if something was wrong.
@@ -22,6 +23,7 @@ import json
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -263,6 +265,44 @@ def check_graphs() -> None:
     gc.collect()
 
 
+def check_kernel() -> None:
+    from sglang_tardis.attention.host_memory import host_pool
+    from sglang_tardis.sglang.attention_decode import KernelDecode, ReferenceDecode
+
+    page, pages, batch, dim = 64, 512, 8, 128
+    with host_pool() as pool:
+        kv = torch.randn((2, pages * page, 8, dim), dtype=torch.bfloat16, device="cuda")
+    for window in (-1, 200):
+        layer = SimpleNamespace(
+            tp_q_head_num=32, tp_k_head_num=8, qk_head_dim=dim, sliding_window_size=window, scaling=dim**-0.5
+        )
+        decode = KernelDecode(
+            [layer], page_tokens=page, dtype=kv.dtype, query_dtype=kv.dtype, max_tokens=4096, device=kv.device
+        )
+        table = torch.zeros(batch, 4096 // page, dtype=torch.int32, device="cuda")
+        lengths = torch.ones(batch, dtype=torch.int32, device="cuda")
+        q = torch.randn(batch, 32, dim, dtype=kv.dtype, device="cuda")
+        out, expected = torch.full_like(q, torch.nan), torch.empty_like(q)
+        workspace = decode.workspace(batch, largest=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            decode(layer, q, kv[0], kv[1], table, lengths, (1.0, 1.0), workspace, out)
+        worst = 0.0
+        for _ in range(20):
+            table.copy_(torch.stack([torch.randperm(pages, device="cuda")[: 4096 // page] for _ in range(batch)]))
+            lengths.copy_(torch.randint(1, 4097, (batch,), device="cuda"))
+            lengths[:2] = torch.tensor([1, 4096], device="cuda")
+            q.normal_()
+            out.fill_(torch.nan)
+            graph.replay()
+            ReferenceDecode(page)(layer, q, kv[0], kv[1], table, lengths, (1.0, 1.0), None, expected)
+            worst = max(worst, (out.double() - expected.double()).abs().max().item())
+        expect(worst < 0.03, f"captured decode steps over host memory, window {window}", f"{worst:.2e}")
+        del graph
+    del kv, pool
+    gc.collect()
+
+
 def check_sglang() -> None:
     try:
         from sglang.srt.mem_cache import memory_pool
@@ -302,16 +342,25 @@ def check_sglang() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=8, help="of the largest pool")
+    parser.add_argument("--parts", default="memory,refusals,extend,decode,graphs,sglang,kernel")
     parser.add_argument("--out", type=Path, help="JSON")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU")
         return SKIPPED
     print(torch.__version__, torch.cuda.get_device_name(), flush=True)
-    parts = (lambda: check_memory(options.gib), check_refusals, check_extend, check_decode, check_graphs, check_sglang)
-    for part in parts:
+    parts = {
+        "memory": lambda: check_memory(options.gib),
+        "refusals": check_refusals,
+        "extend": check_extend,
+        "decode": check_decode,
+        "graphs": check_graphs,
+        "sglang": check_sglang,
+        "kernel": check_kernel,
+    }
+    for name in options.parts.split(","):
         try:
-            part()
+            parts[name]()
         except Exception:
             ERRORS.append(traceback.format_exc())
             print(ERRORS[-1], flush=True)
