@@ -186,7 +186,7 @@ void tardis_gpu_host_pool_take_error(char* text, std::size_t bytes) {
 std::uint64_t tardis_gpu_host_pool_available() {
   const auto limits = tardis::attention::memory_limits();
   if (!limits) return 0;
-  return std::min(limits->available, limits->group_left.value_or(limits->available));
+  return std::min(limits->available, limits->group_left.value_or(limits->available)) + limits->free_huge;
 }
 
 void* tardis_gpu_host_pool_allocate(ssize_t bytes, int device, void*) {

@@ -42,7 +42,8 @@ TARDIS_GPU_HOST_POOL_EXPORT void tardis_gpu_host_pool_usage_of(tardis_gpu_host_p
 /* Why the last allocation failed, ended by a zero, cut to `bytes`; empty: none has failed since this was last asked. */
 TARDIS_GPU_HOST_POOL_EXPORT void tardis_gpu_host_pool_take_error(char* text, size_t bytes);
 
-/* Bytes that this process may still take: of the machine, or of its tightest control group. 0: not known. */
+/* Bytes that this process may still take: of the machine, or of its tightest control group, and huge pages that were
+ * set aside. 0: not known. */
 TARDIS_GPU_HOST_POOL_EXPORT uint64_t tardis_gpu_host_pool_available(void);
 
 /* torch.cuda.memory.CUDAPluggableAllocator(path, "tardis_gpu_host_pool_allocate", "tardis_gpu_host_pool_free"). NULL:

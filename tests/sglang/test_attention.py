@@ -159,8 +159,16 @@ def test_a_pool_that_lies_elsewhere_is_not_served(monkeypatch):
     zero = host_memory.Usage(*[0] * 8)
     monkeypatch.setattr(host_memory, "usage", lambda: zero)
     monkeypatch.setattr(host_memory, "_take_error", lambda: "")
-    pool = SimpleNamespace(device="cuda", k_buffer=[torch.zeros(8)], v_buffer=[torch.zeros(8)])
-    with pytest.raises(RuntimeError, match="expected 64 bytes of KV in host memory, found 0"):
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 1 << 30)
+    size = {"size": 7, "page_size": 1, "head_num": 2, "head_dim": 3, "v_head_dim": 1, "layer_num": 5}
+    pool = SimpleNamespace(device="cuda", store_dtype=torch.bfloat16, **size)
+    with pytest.raises(RuntimeError, match="expected 640 bytes of KV in host memory, found 0"):
+        attention_pool.create_buffers(lambda pool: None, pool)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 639)
+    with pytest.raises(host_memory.HostMemoryError, match=r"KV of 7 tokens, found .* set a smaller attention_host or"):
+        attention_pool.create_buffers(lambda pool: pytest.fail("nothing may be taken"), pool)
+    monkeypatch.setenv("TARDIS_CONFIG", '{"attention_host_check": false}')
+    with pytest.raises(RuntimeError, match="expected 640 bytes"):
         attention_pool.create_buffers(lambda pool: None, pool)
 
 
@@ -186,6 +194,13 @@ def test_pools_are_hooked_for_this_backend_only(monkeypatch):
     monkeypatch.setattr(seams, "_attention", False)
     with pytest.raises(seams.SeamError, match="no_such_step"):
         seams.install_attention()
+
+
+def test_bytes_of_a_pool_are_sglangs():
+    pool = runner(layer_of()).token_to_kv_pool
+    assert attention_pool._bytes_of(pool) == sum(
+        buffer.numel() * buffer.element_size() for buffer in (*pool.k_buffer, *pool.v_buffer)
+    )
 
 
 # ---- the backend

@@ -13,20 +13,12 @@ import torch
 
 from sglang_tardis.attention.partial import attend, merge
 
-__all__ = ["DEFAULT_CHUNK", "extend", "gather", "scratch_bytes"]
+__all__ = ["DEFAULT_CHUNK", "extend", "gather"]
 
 DEFAULT_CHUNK = 4096
 """Tokens of the prefix that are in the scratch at a time."""
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def scratch_bytes(kv_heads: int, heads: int, head_dim: int, element_bytes: int, chunk: int = DEFAULT_CHUNK) -> int:
-    """Bytes of K and V that :func:`extend` keeps on the device at a time.
-
-    A chunk as it is in the pool, and again with a copy for each query head.
-    """
-    return 2 * chunk * head_dim * (kv_heads + heads) * element_bytes
 
 
 def gather(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -175,7 +175,9 @@ def _take_error() -> str:
 
 
 def available_bytes() -> int:
-    """Host memory that this process may still take, of the machine or of its tightest control group.
+    """Host memory that this process may still take.
+
+    Of the machine, or of its tightest control group, and huge pages that were set aside.
 
     Raises:
         HostMemoryError: /proc does not say.

@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from sglang_tardis.config import TardisConfig
 from sglang_tardis.log import logger
 from sglang_tardis.sglang import attention_mode
 from sglang_tardis.sglang.server_settings import ServerSettings
 
-__all__ = ["budget_bytes", "check_configure", "create_buffers", "custom_mem_pool", "profiled_bytes"]
+__all__ = ["budget_bytes", "check_available", "check_configure", "create_buffers", "custom_mem_pool", "profiled_bytes"]
 
 _AUTO_SHARE = 0.8
 """Of what the machine has left: the rest is SGLang's own processes', page cache, pinned staging."""
@@ -99,11 +100,12 @@ def create_buffers(original: Any, pool: Any, *args: Any, **kwargs: Any) -> Any:
         return original(pool, *args, **kwargs)
     from sglang_tardis.attention import host_memory
 
+    wanted = _bytes_of(pool)
+    check_available(wanted, host_memory.available_bytes(), pool.size, attention_mode.settings_of(None))
     before = host_memory.usage().bytes
     with host_memory.explained():
         result = original(pool, *args, **kwargs)
     after = host_memory.usage()
-    wanted = sum(buffer.numel() * buffer.element_size() for side in (pool.k_buffer, pool.v_buffer) for buffer in side)
     if after.bytes - before < wanted:
         raise RuntimeError(
             f"tardis: expected {wanted} bytes of KV in host memory, found {after.bytes - before}; SGLang allocated its "
@@ -117,6 +119,28 @@ def create_buffers(original: Any, pool: Any, *args: Any, **kwargs: Any) -> Any:
         f", {after.reserved_page_bytes / 2**30:.2f} GiB in reserved huge pages" if after.reserved_page_bytes else "",
     )
     return result
+
+
+def check_available(wanted: int, available: int, tokens: int, config: TardisConfig) -> None:
+    """Before the first layer's block is taken, the whole pool.
+
+    Raises:
+        HostMemoryError: there is not that much.
+    """
+    from sglang_tardis.attention.host_memory import HostMemoryError
+
+    if config.attention_host_check and wanted > available:
+        raise HostMemoryError(
+            f"--attention-backend tardis: expected {wanted / 2**30:.2f} GiB of host memory for KV of {tokens} tokens, "
+            f"found {available / 2**30:.2f} GiB available; set a smaller attention_host or --max-total-tokens, free "
+            "memory, or set attention_host_check to false if this machine's memory grows as it is touched"
+        )
+
+
+def _bytes_of(pool: Any) -> int:
+    """K and V of all layers of a MHATokenToKVPool that has no buffers yet."""
+    row = pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
+    return (pool.size + pool.page_size) * row * pool.layer_num
 
 
 def _is_cuda(device: Any) -> bool:

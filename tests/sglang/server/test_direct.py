@@ -246,13 +246,15 @@ def test_restart_without_overlap(direct, folder, prompts):
 
 
 def test_two_ranks(folder):
-    """One of two ranks finds a page damaged: both compute."""
+    """One of two ranks finds a page damaged: both compute. With the attention backend of this package."""
     ids = text(110)
     spec = _spec(
         folder / "ranks",
         "--tp-size",
         "2",
         "--disable-custom-all-reduce",
+        "--attention-backend",
+        "tardis",
         environment={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
     )
     with contextlib.closing(Server(spec, folder / "ranks.log")) as server:
