@@ -63,8 +63,9 @@ def profiled_bytes(original: Any, configurator: Any, *args: Any, **kwargs: Any) 
     settings = ServerSettings()
     config = attention_mode.settings_of(configurator.server_args)
     tokens = settings.get("max_total_tokens")
+    replicas = 1 if settings.get("enable_dp_attention") else int(settings.get("dp_size", 1))  # else within tp_size
     world = int(settings.get("tp_size", 1)) * int(settings.get("pp_size", 1))
-    ranks = -(-world // int(settings.get("nnodes", 1)))
+    ranks = -(-world // int(settings.get("nnodes", 1))) * replicas
     available = available_bytes()
     budget = budget_bytes(config.attention_host_bytes, tokens, available, ranks)
     said = f"--max-total-tokens {tokens}" if budget == _NO_LIMIT else f"{budget / 2**30:.2f} GiB"
