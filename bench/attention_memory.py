@@ -3,6 +3,7 @@
 
 memory     tensors of the pool use no HBM, and host and GPU see each other's writes at the same addresses; what is freed
            is given back, also while a kernel writes there; what cannot be had is refused with its reason
+copies     between the pool and pageable memory, pinned memory and HBM, in the order of their stream
 extend     attention of ragged batches over a pool in host memory against float64, with poison wherever nobody may
            look; the error beside that of rounding the exact result
 decode     the reference likewise
@@ -97,8 +98,12 @@ def check_memory(gib: float) -> None:
     expect(not wrong, "the host sees what kernels wrote", wrong[:3])
     ctypes.memset(kv.data_ptr() + size - 4096, 0x3C, 4096)
     expect(bool((flat[-2048:] == 0x3C3C).all()), "kernels see what the host wrote")
-    copied = kv[1, -1000:].clone()
-    expect(torch.equal(copied.cpu(), kv[1, -1000:].cpu()), "copies to HBM and to the host are the same bytes")
+    # As integers: some of these values are NaNs, which are equal to nothing.
+    copied = flat[-(1 << 20) :].clone()
+    here, there = copied.cpu(), flat[-(1 << 20) :].cpu()
+    nans = int(there.view(torch.bfloat16).isnan().sum())
+    expect(torch.equal(here, there), "copies to HBM and to the host are the same bytes", f"({nans} NaNs in them)")
+    expect(there.numpy().tobytes() == host_bytes(kv, 2 << 20, size - (2 << 20)), "and those that the host sees")
     # Freed while a kernel writes there.
     for _ in range(20):
         kv[0].fill_(1)
@@ -109,6 +114,44 @@ def check_memory(gib: float) -> None:
     expect(host_memory.usage().bytes == 0, "freed memory is given back", host_memory.usage())
     expect(host_memory.usage().kept_bytes == 0, "nothing had to be kept")
     torch.cuda.synchronize()
+
+
+def check_copies() -> None:
+    """To the driver a copy between two host memories is no matter of the device: it must keep its place in the stream."""
+    from sglang_tardis.attention.host_memory import host_pool
+
+    count, wait = 16 << 20, 40_000_000  # about 20 ms
+    with host_pool() as pool:
+        kv = torch.zeros(count, dtype=torch.int16, device="cuda")
+    others = {
+        "pageable memory": torch.zeros(count, dtype=torch.int16),
+        "pinned memory": torch.zeros(count, dtype=torch.int16).pin_memory(),
+        "HBM": torch.zeros(count, dtype=torch.int16, device="cuda"),
+    }
+    value = 0
+    for name, other in others.items():
+        for non_blocking in (False, True):
+            how = f"{name}{', non_blocking' if non_blocking else ''}"
+            wrong_out = wrong_in = 0
+            for _ in range(5):
+                value += 2
+                torch.cuda._sleep(wait)
+                kv.fill_(value)
+                other.copy_(kv, non_blocking=non_blocking)
+                torch.cuda.synchronize()
+                wrong_out += int((other != value).sum())
+                other.fill_(value + 1)
+                torch.cuda.synchronize()
+                torch.cuda._sleep(wait)
+                kv.fill_(-1)  # the copy comes behind this
+                kv.copy_(other, non_blocking=non_blocking)
+                seen = kv.clone()
+                torch.cuda.synchronize()
+                wrong_in += int((seen != value + 1).sum()) + int((kv != value + 1).sum())
+            expect(wrong_out == 0, f"copies out of the pool keep their place: to {how}", wrong_out)
+            expect(wrong_in == 0, f"copies into the pool keep their place: from {how}", wrong_in)
+    del kv, pool
+    gc.collect()
 
 
 def check_refusals() -> None:
@@ -342,7 +385,7 @@ def check_sglang() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=8, help="of the largest pool")
-    parser.add_argument("--parts", default="memory,refusals,extend,decode,graphs,sglang,kernel")
+    parser.add_argument("--parts", default="memory,copies,refusals,extend,decode,graphs,sglang,kernel")
     parser.add_argument("--out", type=Path, help="JSON")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -351,6 +394,7 @@ def main() -> int:
     print(torch.__version__, torch.cuda.get_device_name(), flush=True)
     parts = {
         "memory": lambda: check_memory(options.gib),
+        "copies": check_copies,
         "refusals": check_refusals,
         "extend": check_extend,
         "decode": check_decode,
