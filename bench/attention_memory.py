@@ -117,7 +117,7 @@ def check_memory(gib: float) -> None:
 
 
 def check_copies() -> None:
-    """To the driver a copy between two host memories is no matter of the device: it must keep its place in the stream."""
+    """To the driver, some of these are between two host memories: they must keep their place in the stream."""
     from sglang_tardis.attention.host_memory import host_pool
 
     count, wait = 16 << 20, 40_000_000  # about 20 ms

@@ -102,6 +102,7 @@ REFUSED = [
     ({}, {"disaggregation_mode": "decode"}, "no --disaggregation-mode, found decode"),
     ({}, {"enable_memory_saver": True}, "no --enable-memory-saver"),
     ({}, {"attn_cp_size": 2}, "no --attn-cp-size, found 2"),
+    ({}, {"enable_hierarchical_cache": True, "hicache_io_backend": "direct"}, "use --hicache-io-backend kernel"),
 ]
 
 
@@ -116,6 +117,9 @@ def test_what_is_supported_is_not_refused():
     for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
         attention_mode.refuse_server(configurator(kv_cache_dtype=dtype), plain)
     attention_mode.refuse_server(configurator(device="cpu", page_size=1), plain)
+    attention_mode.refuse_server(
+        configurator(), Settings(plain, enable_hierarchical_cache=True, hicache_io_backend="kernel")
+    )
 
 
 # ---- the pool

@@ -122,7 +122,7 @@ def refuse_server(configurator: Any, settings: ServerSettings) -> None:
         value = settings.get(name)
         if value not in allowed:
             refuse(f"no --{name.replace('_', '-')}", str(value), reason)
-    model = configurator.model_config
+    model, on_gpu = configurator.model_config, str(configurator.device) != "cpu"
     architectures = getattr(getattr(model, "hf_config", None), "architectures", None)
     if configurator.use_mla_backend:
         refuse("a model with K and V of each head (MHA, GQA)", f"MLA ({architectures})")
@@ -138,8 +138,11 @@ def refuse_server(configurator: Any, settings: ServerSettings) -> None:
         refuse("a KV pool that is allocated at once", "one that is sized after graphs were captured")
     if getattr(configurator, "kv_shard_rank", None) is not None:
         refuse("KV of a layer on one rank", "--enable-kv-cache-sharding")
+    if settings.get("enable_hierarchical_cache") and settings.get("hicache_io_backend") == "direct" and on_gpu:
+        # Those copies are between two host memories; nobody has seen yet that they keep their place in a stream.
+        refuse("copies of pages by kernels", "--hicache-io-backend direct", "use --hicache-io-backend kernel")
     dtype = str(configurator.kv_cache_dtype).removeprefix("torch.")
     if dtype not in KV_DTYPES:
         refuse(f"KV as {', '.join(KV_DTYPES)}", dtype, "set --kv-cache-dtype")
-    if str(configurator.device) != "cpu" and configurator.page_size not in PAGE_SIZES:
+    if on_gpu and configurator.page_size not in PAGE_SIZES:
         refuse(f"pages of {', '.join(map(str, PAGE_SIZES))} tokens", str(configurator.page_size), "set --page-size 64")
