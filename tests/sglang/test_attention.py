@@ -296,6 +296,8 @@ def test_decode_steps_follow_the_batch(captured):
             assert metadata.seq_lens.data_ptr() == recorded.seq_lens.data_ptr()
         else:
             backend.init_forward_metadata(batch)
+        tokens = backend.forward_metadata.page_table.shape[1] * PAGE
+        assert tokens >= this.req_to_token_pool.req_to_token.shape[1], "the kernel wants a place for each token"
         q = torch.randn(padded, HEADS * DIM, generator=rng).bfloat16()
         new = torch.zeros(2, padded, KV_HEADS, DIM, dtype=torch.bfloat16)
         for index, kv in enumerate(kvs):

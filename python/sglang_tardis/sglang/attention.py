@@ -80,10 +80,7 @@ class TardisAttentionBackend(AttentionBackend):
         self.forward_metadata = None
         if not forward_batch.forward_mode.is_decode():
             return
-        longest = self._req_to_token.shape[1]
-        if forward_batch.seq_lens_cpu is not None:
-            longest = int(forward_batch.seq_lens_cpu.max())
-        table = self._page_table(forward_batch.req_pool_indices, longest)
+        table = self._page_table(forward_batch.req_pool_indices)
         workspace = self._decode.workspace(table.shape[0], largest=False)
         self.forward_metadata = _Metadata(table, forward_batch.seq_lens.to(torch.int32), workspace)
 
@@ -105,16 +102,16 @@ class TardisAttentionBackend(AttentionBackend):
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Captured: the page table and the lengths of the batch that is replayed."""
         metadata = self.forward_metadata
-        metadata.page_table.copy_(self._page_table(forward_batch.req_pool_indices, self._req_to_token.shape[1]))
+        metadata.page_table.copy_(self._page_table(forward_batch.req_pool_indices))
         metadata.seq_lens.copy_(forward_batch.seq_lens)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Length of the requests that fill up a captured batch: their one token is SGLang's dummy."""
         return 1
 
-    def _page_table(self, rows: torch.Tensor, longest: int) -> torch.Tensor:
-        """Pages of requests, from the slots of their pages' first tokens: pages are runs of slots."""
-        firsts = self._req_to_token[:, : max(longest, 1) : self._page_size]
+    def _page_table(self, rows: torch.Tensor) -> torch.Tensor:
+        """Pages of requests, for the longest context, from the slots of pages' first tokens: pages are runs of slots."""
+        firsts = self._req_to_token[:, :: self._page_size]
         return firsts.index_select(0, rows).div_(self._page_size, rounding_mode="floor")
 
     # ---- steps ----
