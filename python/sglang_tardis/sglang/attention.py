@@ -110,7 +110,7 @@ class TardisAttentionBackend(AttentionBackend):
         return 1
 
     def _page_table(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pages of requests, for the longest context, from the slots of pages' first tokens: pages are runs of slots."""
+        """Pages of requests, as many as a context can have, from the slots of their first tokens: pages are runs."""
         firsts = self._req_to_token[:, :: self._page_size]
         return firsts.index_select(0, rows).div_(self._page_size, rounding_mode="floor")
 
