@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode attention beside other kernels on the same inputs: error against fp64, and time over KV in HBM.
+"""Decode attention beside other kernels on the same inputs: error against fp64. Times: attention_peers.py.
 
 Wants a GPU and torch. The others: torch's scaled_dot_product_attention (its FlashAttention kernel, on K and V gathered
 from the pages), and FlashAttention-3 as SGLang brings it (sgl_kernel.flash_attn, on the same pages) where that can be
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 from collections.abc import Callable
 
@@ -53,7 +52,7 @@ class Case:
         if host:  # every other page from pinned memory
             pinned = [side.cpu().pin_memory() for side in sides]
             self.pinned = pinned
-            self.pools = [KvPool(*(_on_device(side) for side in pinned)), self.pool]
+            self.pools = [KvPool(*(on_device(side) for side in pinned)), self.pool]
             second = torch.rand(self.pages.shape, device="cuda") < 0.5
             self.table = torch.where(second & (self.pages < 2**30), self.pages | SECOND_POOL, self.pages)
         self.scale = dim**-0.5
@@ -122,7 +121,7 @@ class Case:
         )[:, 0]
 
 
-def _on_device(pinned: torch.Tensor) -> torch.Tensor:
+def on_device(pinned: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor of the GPU: one address space."""
 
     class View:
@@ -136,30 +135,14 @@ def _on_device(pinned: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(View(), device="cuda").view(pinned.dtype).view(pinned.shape)
 
 
-def _flash3() -> Callable | None:
+def flash3_kernel() -> Callable | None:
+    """FlashAttention-3 of SGLang's kernels; None, said, where it cannot be imported."""
     try:
         from sgl_kernel.flash_attn import flash_attn_with_kvcache
     except Exception as reason:
         print(f"no FlashAttention-3 here: {reason}", file=sys.stderr)
         return None
     return flash_attn_with_kvcache
-
-
-def _microseconds(call: Callable[[], object]) -> float:
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(8):
-            call()
-    times = []
-    for _ in range(9):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / 8)
-    return statistics.median(times)
 
 
 def _cases(quick: bool) -> list[tuple]:
@@ -181,7 +164,7 @@ def main() -> int:
         print("skipped: no CUDA device")
         return 77
     report = Report(arguments.json, machine_facts())
-    flash, failures = _flash3(), 0
+    flash, failures = flash3_kernel(), 0
     for dtype, dim, heads, lengths, size in _cases(arguments.quick):
         case = Case(dtype, dim, heads, lengths, size, host=True)
         expected = case.reference()
@@ -207,13 +190,6 @@ def main() -> int:
                 tardis_over_it=ratio,
                 good=good,
             )
-    sizes = [(1, 8192), (1, 131072), (16, 8192)] if not arguments.quick else [(1, 8192)]
-    for batch, length in sizes:
-        case = Case("bf16", 128, (32, 8), [length] * batch, 1.0, host=False)
-        for name, call in [("tardis", case.tardis)] + (
-            [("FlashAttention-3", lambda case=case: case.flash3(flash))] if flash is not None else []
-        ):
-            report.add("KV in HBM", name, f"batch {batch}, {length} tokens", _microseconds(call), "us")
     print(f"{failures} failures")
     return 1 if failures else 0
 
