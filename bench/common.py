@@ -244,7 +244,7 @@ class Report:
     ) -> dict[str, Any]:
         """Add one row; a row of the same case, system and size is replaced."""
         ratio = None
-        if limit and value:
+        if limit and (value or unit not in TIME_UNITS):
             ratio = round(limit / value if unit in TIME_UNITS else value / limit, 3)
         row = {
             "case": case,
@@ -257,7 +257,7 @@ class Report:
             **extra,
         }
         self.rows[case, system, str(size)] = row
-        bound = "" if limit is None else f"  limit {limit:9.2f}  ratio {ratio:5.2f}"
+        bound = "" if ratio is None else f"  limit {limit:9.2f}  ratio {ratio:5.2f}"
         print(f"{case:28s} {system:24s} {size!s:>8s} {value:10.2f} {unit:5s}{bound}", flush=True)
         self.save()
         return row

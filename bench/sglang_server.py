@@ -68,6 +68,10 @@ class BenchServer(Server):
         else:
             subprocess.run([*self._launcher, "--stop"], check=False)
 
+    def call(self, method: str, path: str, body: object = None, timeout: float = 60.0) -> tuple[int, str]:
+        """Send a request with JSON. Returns status and text."""
+        return self._call(method, path, body, timeout)
+
     def attach(self, backend: str, extra_config: dict[str, Any]) -> float:
         """Attach a storage backend. Returns the seconds it took."""
         begin = time.monotonic()

@@ -47,7 +47,8 @@ class ServerSpec:
     extra_config: Mapping[str, object] = field(default_factory=dict)
     device: str = "cpu"
     page_size: int = 64
-    max_total_tokens: int = 8192
+    max_total_tokens: int | None = 8192
+    """None: the server decides."""
     hicache_ratio: float = 3.0
     layout: str | None = None
     io_backend: str | None = None
@@ -58,7 +59,9 @@ class ServerSpec:
         """The complete command line."""
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(self.model)]
         command += ["--load-format", "dummy", "--skip-tokenizer-init", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--page-size", str(self.page_size), "--max-total-tokens", str(self.max_total_tokens)]
+        command += ["--page-size", str(self.page_size)]
+        if self.max_total_tokens is not None:
+            command += ["--max-total-tokens", str(self.max_total_tokens)]
         command += ["--enable-cache-report", "--enable-metrics", "--skip-server-warmup", "--admin-api-key", ADMIN_KEY]
         if self.hierarchical:
             command += self._hierarchical()
@@ -218,6 +221,10 @@ class Server:
             return False
         self.exit_status = self._process.poll()
         return self.exit_status is None
+
+    def processes(self) -> list[int]:
+        """Ids of its processes that are alive."""
+        return [] if self._process is None else processes_of_session(self._process.pid)
 
     def stop(self, how: signal.Signals = signal.SIGTERM, timeout: float = 30.0) -> None:
         """Stop all processes of the server: SIGTERM asks the main process, SIGKILL ends them all at once."""
