@@ -127,7 +127,7 @@ class Run:
         if not campaign.time_for(f"server {' and '.join(names)}", campaign.arguments.start_seconds):
             return
         begun = time.monotonic()
-        starting = []
+        starting, broken = [], []
         for name in names:
             port = campaign.arguments.port + PORTS * list(KINDS).index(name)
             server = AttentionServer(campaign, campaign.profile, KINDS[name], port)
@@ -144,15 +144,13 @@ class Run:
                 server.learn()
                 cases.warm_up()
                 campaign.log(f"{server.name} is up: a pool of {server.pool} tokens")
-            except OutOfTime as error:
-                campaign.skip(f"{server.name}: out of time while it started: {error}")
-                self.stop([server])
-            except (ServerError, WrongAnswer, OSError) as error:
+            except (OutOfTime, ServerError, WrongAnswer, OSError) as error:
+                broken.append(server)
                 if campaign.left() <= 0:
                     campaign.skip(f"{server.name}: out of time while it started")
                 else:
                     campaign.fail(f"{server.name}: {error}")
-                self.stop([server])
+        self.stop(broken)
 
     def stop(self, servers: Sequence[AttentionServer]) -> None:
         """End them at once, whatever happened."""

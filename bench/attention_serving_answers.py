@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from attention_serving_equality import Comparison, bound_of, decode, encode, first, places, verdict
+from attention_serving_equality import Comparison, bound_of, decode, encode, encode_steps, first, places, verdict
 from attention_serving_profile import REFERENCE
 from attention_serving_server import AttentionServer, Candidates, Scored, WrongAnswer
 from serving_workloads import Request, full_hit
@@ -72,7 +72,19 @@ class Equality:
         others = {server: self.kept(server) for server in self.campaign.answers}
         said = all_of(lambda request: self.tell(request, others), self.asked, self.profile.clients)
         self.check_hits({name: one.hit for name, one in said.items()})
+        self.keep(said, others)
         self.compare(said, others)
+        self.campaign.answers.clear()  # they are in the file beside the log
+
+    def keep(self, said: dict[str, Told], others: dict[str, dict[str, tuple[Scored, Scored]]]) -> None:
+        """Write all answers, a line for each prompt."""
+        with open(self.campaign.out / "answers.jsonl", "w", encoding="utf-8") as file:
+            for request in self.asked:
+                one = said[request.name]
+                line = {"name": request.name, "prompt_tokens": len(request.tokens), REFERENCE: encode(one.first)}
+                scores = {f"scores_{server}": encode_steps(steps) for server, steps in one.scores.items()}
+                answers = {server: encode(answered[request.name][0]) for server, answered in others.items()}
+                file.write(json.dumps({**line, **answers, **scores}) + "\n")
 
     def digest(self) -> str:
         """Of all prompts."""
@@ -149,7 +161,7 @@ class Equality:
         if differing := comparison.differing:
             lengths = {request.name: len(request.tokens) for request in self.asked}
             named = [f"{name} ({lengths[name.split('/')[0]]} tokens)" for name in differing[:10]]
-            self.campaign.fail(f"equality, {what}, {server}: {len(differing)} differ: {', '.join(named)}; {summary}")
+            self.campaign.fail(f"equality, {what}, {server}: {len(differing)} differ: {summary}: {', '.join(named)}")
 
     def controls(self, said: dict[str, Told], near: float) -> None:
         """Another prompt's answers must differ; so must some to the same last page behind other tokens, or the

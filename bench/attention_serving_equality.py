@@ -73,7 +73,9 @@ class Comparison:
 
     @property
     def differing(self) -> list[str]:
-        return [name for name, one in self.found.items() if verdict(one, self.bound) == "differs"]
+        """Names of what is beyond the bound, the largest difference first."""
+        wrong = [name for name, one in self.found.items() if verdict(one, self.bound) == "differs"]
+        return sorted(wrong, key=lambda name: -self.found[name].largest)
 
     def summary(self) -> dict[str, Any]:
         """Counts and sizes."""
@@ -100,10 +102,14 @@ def places(name: str, found: Scored, reference: Sequence[Candidates]) -> dict[st
     return {f"{name}/{number}": difference(*step) for number, step in enumerate(steps, start=1)}
 
 
+def encode_steps(steps: Sequence[Candidates]) -> list[str]:
+    """A text for each."""
+    return [" ".join(f"{token}:{log:.6g}" for log, token in ranks) for ranks in steps]
+
+
 def encode(answer: Scored) -> dict[str, Any]:
-    """For the result file: a line for each step."""
-    steps = [" ".join(f"{token}:{log:.6g}" for log, token in ranks) for ranks in answer.steps]
-    return {"ids": " ".join(map(str, answer.ids)), "steps": steps, "cached": answer.cached}
+    """For the result file."""
+    return {"ids": " ".join(map(str, answer.ids)), "steps": encode_steps(answer.steps), "cached": answer.cached}
 
 
 def decode(kept: dict[str, Any]) -> Scored:

@@ -113,9 +113,9 @@ class AttentionServer:
         hides them), what is used since before the server was started. None if others were started with it.
         """
         own = set(map(str, self.server.processes()))
-        used = [int(line[1]) for line in gpu_query("compute-apps", "pid,used_memory") if line[0] in own]
-        if used:
-            return sum(used) * MIB
+        used = [line[1] for line in gpu_query("compute-apps", "pid,used_memory") if line[0] in own]
+        if used and all(word.isdigit() for word in used):  # else "[N/A]"
+            return sum(map(int, used)) * MIB
         everything = gpu_used()
         if len(self.beside) > 1 or everything is None or self.used_before is None:
             return None

@@ -152,7 +152,7 @@ def test_one_wrong_answer_is_a_failure(campaign, equality, where):
         host["c3"] = answer(ranks_of(3), wrong), hit
     equality.compare(reference, {"host": host})
     (failure,) = campaign.failures
-    assert failure.startswith(f"equality, {where}, host: 1 differ: c3") and "tokens)" in failure
+    assert failure.startswith(f"equality, {where}, host: 1 differ: ") and "}: c3" in failure and "tokens)" in failure
     assert json.loads(campaign.report.file.read_text())["failures"] == campaign.failures
 
 
