@@ -103,7 +103,9 @@ class Campaign(BaseCampaign):
         super().__init__(arguments, arguments.out)
         labels = ["Random weights, random token ids."]
         if arguments.device == "cpu":
-            labels.append("A tiny model on a CPU: this checks the program, its times mean nothing.")
+            labels.append(
+                "A tiny model on a CPU: this checks the program, its times mean nothing. HBM was not looked at."
+            )
         if arguments.beside:
             labels.append("All servers were on one GPU at once; requests went to one at a time.")
         self.report.note(labels=labels, token_bytes=self.profile.token_bytes)

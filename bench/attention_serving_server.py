@@ -64,7 +64,7 @@ class AttentionServer:
     """A server, from its flags to its end."""
 
     def __init__(self, campaign: BaseCampaign, profile: Profile, kind: Kind, port: int) -> None:
-        self.campaign, self.profile, self.kind, self.port = campaign, profile, kind, port
+        self.campaign, self.profile, self.kind = campaign, profile, kind
         arguments = campaign.arguments
         backend = "tardis" if kind.in_host else profile.reference_backend
         environment = {}

@@ -10,7 +10,7 @@ import attention_serving
 import pytest
 from attention_serving import Campaign, Run
 from attention_serving_answers import Equality, Told, all_of
-from attention_serving_cases import Cases, together_gaps
+from attention_serving_cases import CASES, Cases, together_gaps
 from attention_serving_checks import checks
 from attention_serving_equality import LEAST_BOUND, Comparison, bound_of, decode, difference, encode, places, verdict
 from attention_serving_profile import KINDS, REFERENCE, cpu_profile, gpu_profile
@@ -311,6 +311,11 @@ def test_a_deadline_within_a_case_keeps_its_rows(tmp_path, monkeypatch):
     run.case("context", server, cases)
     kept = json.loads(campaign.report.file.read_text())
     assert kept["rows"] and kept["skipped"] == ["host: context: out of time: recompute"] and not kept["failures"]
+
+
+def test_all_cases_are_planned_in_their_order(tmp_path, monkeypatch):
+    campaign, _, cases, _ = running(tmp_path, monkeypatch, 100)
+    assert list(cases.plan()) == campaign.arguments.cases == list(CASES)
 
 
 def test_no_request_is_sent_when_servers_should_stop(tmp_path, monkeypatch):
