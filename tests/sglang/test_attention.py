@@ -11,6 +11,13 @@ from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_context import (
+    ForwardContext,
+    forward_context,
+    get_req_to_token_pool,
+    get_token_to_kv_pool,
+)
+from sglang.srt.models import utils as models
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import prepare_server_args
 from sglang_tardis.attention import host_memory
@@ -40,6 +47,9 @@ def test_prefill_is_not_captured(model):
 def test_contradictions_are_named(model, monkeypatch):
     with pytest.raises(ValueError, match="found --cuda-graph-backend-prefill full"):
         resolved(model, *FLAG, "--cuda-graph-backend-prefill", "full")
+    with pytest.raises(ValueError, match="found --cuda-graph-config, prefill: breakable"):
+        resolved(model, *FLAG, "--cuda-graph-config", '{"prefill": {"backend": "breakable"}}')
+    resolved(model, *FLAG, "--cuda-graph-config", '{"decode": {"max_bs": 4}}')
     monkeypatch.setenv("TARDIS_CONFIG", '{"attention_host": "much"}')
     with pytest.raises(ConfigError, match="attention_host"):
         resolved(model, *FLAG)
@@ -48,6 +58,15 @@ def test_contradictions_are_named(model, monkeypatch):
     monkeypatch.setattr(attention_mode, "NEEDED_MODULE", "sglang.srt.mem_cache.no_such_module")
     with pytest.raises(ValueError, match=r"came with later releases.*0\.5\.23"):
         resolved(model, *FLAG)
+
+
+def test_what_flags_decide_is_told_before_weights_are_loaded(model):
+    with pytest.raises(NotImplementedError, match="no --enable-memory-saver, found True"):
+        resolved(model, *FLAG, "--enable-memory-saver")
+    on_gpu = (*FLAG, "--device", "cuda")
+    for words in (on_gpu, (*on_gpu, "--page-size", "8")):
+        with pytest.raises(NotImplementedError, match=r"found [18]; set --page-size 64"):
+            resolved(model, *words)
 
 
 def test_settings_come_from_whoever_has_them(monkeypatch):
@@ -102,6 +121,7 @@ REFUSED = [
     ({}, {"disaggregation_mode": "decode"}, "no --disaggregation-mode, found decode"),
     ({}, {"enable_memory_saver": True}, "no --enable-memory-saver"),
     ({}, {"attn_cp_size": 2}, "no --attn-cp-size, found 2"),
+    ({}, {"cuda_graph_config": {"prefill": {"backend": "full"}}}, "prefill without CUDA graphs, found full"),
     ({}, {"enable_hierarchical_cache": True, "hicache_io_backend": "direct"}, "use --hicache-io-backend kernel"),
 ]
 
@@ -174,6 +194,9 @@ def test_a_pool_that_lies_elsewhere_is_not_served(monkeypatch):
     monkeypatch.setenv("TARDIS_CONFIG", '{"attention_host_check": false}')
     with pytest.raises(RuntimeError, match="expected 640 bytes"):
         attention_pool.create_buffers(lambda pool: None, pool)
+    pool.size, pool.page_size = 0, 16
+    with pytest.raises(ValueError, match=r"a page of 16 tokens, found 0; a page takes 1280 bytes: set a larger att"):
+        attention_pool.create_buffers(lambda pool: pytest.fail("nothing may be taken"), pool)
 
 
 def test_an_error_of_host_memory_speaks_of_host_memory(monkeypatch):
@@ -307,6 +330,18 @@ def test_decode_steps_follow_the_batch(captured):
             expected = exact(q[index].view(HEADS, DIM), kv)
             assert torch.allclose(found[index].double(), expected, atol=2e-2, rtol=0), (step, index)
         assert torch.isfinite(found).all()
+
+
+def test_models_find_the_pool():
+    """Those that write K and V in one kernel with the rotation (Qwen3-MoE and others) ask the backend for it."""
+    this = runner(layer_of())
+    backend = TardisAttentionBackend(this)
+    batch = SimpleNamespace(out_cache_loc=torch.tensor([16]), attn_cp_metadata=None)
+    with forward_context(ForwardContext(attn_backend=backend)):
+        assert get_token_to_kv_pool() is this.token_to_kv_pool and get_req_to_token_pool() is this.req_to_token_pool
+        models.enable_fused_set_kv_buffer(batch)
+        argument = models.create_fused_set_kv_buffer_arg(torch.zeros(1, KV_HEADS * DIM), layer_of(), batch)
+    assert argument.k_buffer.data_ptr() == this.token_to_kv_pool.k_buffer[0].data_ptr()
 
 
 def test_scales_do_not_change_what_is_read_again():

@@ -48,7 +48,9 @@ class TardisAttentionBackend(AttentionBackend):
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
-        self._pool = runner.token_to_kv_pool
+        # SGLang's models find both here: those that write K and V in one kernel with the rotation ask for the pool.
+        self.token_to_kv_pool = self._pool = runner.token_to_kv_pool
+        self.req_to_token_pool = runner.req_to_token_pool
         self._req_to_token = runner.req_to_token_pool.req_to_token
         self._page_size = int(runner.page_size)
         self._device = torch.device(runner.device)

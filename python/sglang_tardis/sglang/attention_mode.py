@@ -6,6 +6,7 @@ Nothing of SGLang is imported before somebody asks for this backend.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_tardis.config import TardisConfig, load_config
@@ -57,8 +58,11 @@ def is_wanted(names: Any = None) -> bool:
 def declare_attention_mode(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
     """Before SGLang resolves its arguments: prefill is not captured in graphs, since its lengths are the host's.
 
+    What flags alone decide is refused here, since the schedulers find it only when they have loaded the weights.
+
     Raises:
         ValueError: this SGLang lacks what the backend needs, or the flags contradict it.
+        NotImplementedError: a flag for what the backend does not do.
         ConfigError: a setting of tardis is unknown or wrong.
     """
     from sglang_tardis.sglang.direct_mode import _view
@@ -72,11 +76,15 @@ def declare_attention_mode(server_args: Any, *_args: Any, **_kwargs: Any) -> Non
             f"{_FLAG} needs SGLang's {NEEDED_MODULE}, which came with later releases; this is {sglang_version()}. Use "
             "0.5.23, or another attention backend."
         )
-    wanted = getattr(view, "cuda_graph_backend_prefill", None)
-    if wanted not in (None, "disabled"):
-        raise ValueError(
-            f"{_FLAG}: expected prefill without CUDA graphs, found --cuda-graph-backend-prefill {wanted}; leave it out"
-        )
+    for flag, wanted in (
+        ("--cuda-graph-backend-prefill", getattr(view, "cuda_graph_backend_prefill", None)),
+        ("--cuda-graph-config, prefill:", _prefill_graphs(getattr(view, "cuda_graph_config", None))),
+    ):
+        if wanted not in (None, "disabled"):
+            raise ValueError(f"{_FLAG}: expected prefill without CUDA graphs, found {flag} {wanted}; leave it out")
+    _refuse_flags(lambda name: getattr(view, name, None))
+    if _is_on_gpu(view.device):
+        _refuse_page_size(view.page_size or 1)  # SGLang's default
     settings_of(server_args)  # wrong ones are told here, not by a rank
     from sglang.srt.arg_groups.overrides import declare_resolution
 
@@ -105,6 +113,39 @@ def settings_of(server_args: Any) -> TardisConfig:
     return load_config(None)
 
 
+def _refuse(expected: str, found: str, advice: str = "") -> None:
+    raise NotImplementedError(
+        f"{_FLAG}: expected {expected}, found {found}{'; ' + advice if advice else ''}; or use another backend"
+    )
+
+
+def _refuse_flags(get: Callable[[str], Any]) -> None:
+    for name, allowed, reason in _REFUSED:
+        value = get(name)
+        if value not in allowed:
+            _refuse(f"no --{name.replace('_', '-')}", str(value), reason)
+
+
+def _refuse_page_size(tokens: int) -> None:
+    if tokens not in PAGE_SIZES:
+        _refuse(f"pages of {', '.join(map(str, PAGE_SIZES))} tokens", str(tokens), "set --page-size 64")
+
+
+def _is_on_gpu(device: str | None) -> bool:
+    """Where the server will be; None: where SGLang will put it."""
+    if device is None:
+        import torch
+
+        return torch.cuda.is_available()
+    return device.startswith("cuda")
+
+
+def _prefill_graphs(config: Any) -> str | None:
+    """The backend of prefill's graphs in a --cuda-graph-config, as given or as resolved; None: it does not say."""
+    phase = config.get("prefill") if isinstance(config, Mapping) else getattr(config, "prefill", None)
+    return phase.get("backend") if isinstance(phase, Mapping) else getattr(phase, "backend", None)
+
+
 def refuse_server(configurator: Any, settings: ServerSettings) -> None:
     """Raise NotImplementedError for models and modes that would be served wrongly, by name, before memory is taken.
 
@@ -112,16 +153,11 @@ def refuse_server(configurator: Any, settings: ServerSettings) -> None:
         configurator: SGLang's KVCacheConfigurator.
         settings: SGLang's.
     """
-
-    def refuse(expected: str, found: str, advice: str = "") -> None:
-        raise NotImplementedError(
-            f"{_FLAG}: expected {expected}, found {found}{'; ' + advice if advice else ''}; or use another backend"
-        )
-
-    for name, allowed, reason in _REFUSED:
-        value = settings.get(name)
-        if value not in allowed:
-            refuse(f"no --{name.replace('_', '-')}", str(value), reason)
+    refuse = _refuse
+    _refuse_flags(settings.get)
+    graphs = _prefill_graphs(settings.get("cuda_graph_config"))
+    if graphs not in (None, "disabled"):
+        refuse("prefill without CUDA graphs", str(graphs), "its attention reads lengths of the host")
     model, on_gpu = configurator.model_config, str(configurator.device) != "cpu"
     architectures = getattr(getattr(model, "hf_config", None), "architectures", None)
     if configurator.use_mla_backend:
@@ -144,5 +180,5 @@ def refuse_server(configurator: Any, settings: ServerSettings) -> None:
     dtype = str(configurator.kv_cache_dtype).removeprefix("torch.")
     if dtype not in KV_DTYPES:
         refuse(f"KV as {', '.join(KV_DTYPES)}", dtype, "set --kv-cache-dtype")
-    if on_gpu and configurator.page_size not in PAGE_SIZES:
-        refuse(f"pages of {', '.join(map(str, PAGE_SIZES))} tokens", str(configurator.page_size), "set --page-size 64")
+    if on_gpu:
+        _refuse_page_size(configurator.page_size)

@@ -96,12 +96,23 @@ def custom_mem_pool(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def create_buffers(original: Any, pool: Any, *args: Any, **kwargs: Any) -> Any:
-    """MHATokenToKVPool._create_buffers: say what is missing of host memory in its own words, and that it is there."""
+    """MHATokenToKVPool._create_buffers: say what is missing of host memory in its own words, and that it is there.
+
+    Raises:
+        ValueError: there is no room for a page.
+        HostMemoryError: there is not that much host memory.
+    """
     if not _is_cuda(pool.device) or not attention_mode.is_wanted():
         return original(pool, *args, **kwargs)
     from sglang_tardis.attention import host_memory
 
     wanted = _bytes_of(pool)
+    if pool.size < pool.page_size:
+        raise ValueError(
+            f"--attention-backend tardis: expected room for a page of {pool.page_size} tokens, found {pool.size}; a page "
+            f"takes {wanted // (pool.size + pool.page_size) * pool.page_size} bytes: set a larger attention_host or "
+            "--max-total-tokens"
+        )
     check_available(wanted, host_memory.available_bytes(), pool.size, attention_mode.settings_of(None))
     before = host_memory.usage().bytes
     with host_memory.explained():
