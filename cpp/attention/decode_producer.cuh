@@ -65,10 +65,9 @@ class Producer {
     __syncwarp();  // forbids that bytes arrive before they are expected
     if (box.wanted) {
       const std::uint32_t page = box.page & ~TARDIS_ATTENTION_SECOND_POOL;
-      const std::uint32_t slot = (page << params_.page_shift) + (box.token & ((1U << params_.page_shift) - 1));
+      const std::int32_t slot = copied_slot(page, params_.page_shift, box.token & ((1U << params_.page_shift) - 1));
       unsigned char* const to = ring_.data(place.stage) + column_ * kBlockBytes + box_ * box_bytes;
-      load_box(to, map, static_cast<std::int32_t>(slot), static_cast<std::int32_t>(column_),
-               static_cast<std::int32_t>(head_), filled);
+      load_box(to, map, slot, static_cast<std::int32_t>(column_), static_cast<std::int32_t>(head_), filled);
     }
     place.advance();
   }

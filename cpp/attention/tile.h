@@ -65,6 +65,16 @@ TARDIS_HOST_DEVICE std::uint32_t query_row_of(std::uint32_t tile_row) {
   return tile_row % 16 * kConsumerWarps + tile_row / 16;
 }
 
+// --- entries of page tables
+// ----------------------------------------------------------------------------------------------
+
+// The slot at which a tensor copy begins, of a page's number and a place in it. Copies fill what lies outside of a pool
+// with zeros, but slots that 31 bits cannot hold would be others': a page that far out is before the pool.
+TARDIS_HOST_DEVICE std::int32_t copied_slot(std::uint32_t page, std::uint32_t page_shift, std::uint32_t place) {
+  if (page >> (31 - page_shift) != 0) return -static_cast<std::int32_t>(kTileRows);
+  return static_cast<std::int32_t>((page << page_shift) + place);
+}
+
 // --- which tokens
 // --------------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,22 @@ TEST(AttentionTile, TheLastSplitOfTheLongestContextHasItsTiles) {
   EXPECT_EQ(tiles.end, 65'536U * 256);
 }
 
+TEST(AttentionTile, PagesThatFitNoSlotAreBeforeThePool) {
+  for (const std::uint32_t shift : {4U, 5U, 6U, 7U}) {
+    const std::uint32_t pages = 1U << (31 - shift), last = (1U << shift) - 1;
+    EXPECT_EQ(copied_slot(0, shift, 0), 0);
+    EXPECT_EQ(copied_slot(3, shift, last), static_cast<std::int32_t>((3U << shift) + last));
+    EXPECT_EQ(copied_slot(pages - 1, shift, last), 0x7FFFFFFF) << "the last slot that a pool can have";
+    for (const std::uint32_t page :
+         {pages, pages + 1, 2 * pages, 2 * pages + 1, (1U << 30) - 1, 0xBFFFFFFFU, 1U << 31}) {
+      for (const std::uint32_t place : {0U, last}) {
+        const std::int64_t slot = copied_slot(page, shift, place);
+        EXPECT_LE(slot + kTileRows, 0) << "page " << page << " of " << last + 1 << " tokens: a box may be a tile long";
+      }
+    }
+  }
+}
+
 template <class Shape>
 void expect_room(std::uint32_t stages) {
   EXPECT_EQ(Shape::kStages, stages);

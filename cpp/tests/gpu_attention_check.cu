@@ -352,6 +352,55 @@ void check_reference(std::uint64_t seed) {
   expect(worst < 1e-12, "the reference is what a loop on the host computes, off by " + std::to_string(worst));
 }
 
+// Entries that name no page are as a page of zeros, however far out they are.
+void check_entries_outside(std::uint64_t seed) {
+  constexpr std::uint32_t kPages = 4, kPage = 64, kDim = 128, kTokens = 2 * kPage;
+  constexpr std::uint64_t kRow = kDim * 2, kPoolBytes = kPages * kPage * kRow;
+  Normal normal(seed);
+  Memory keys(Where::kDevice, kPoolBytes), values(Where::kDevice, kPoolBytes), queries(Where::kDevice, kRow);
+  for (Memory* const memory : {&keys, &values, &queries}) {
+    std::vector<std::uint16_t> words(memory->size() / 2);
+    for (std::uint16_t& word : words) word = encoded16(normal(), false);
+    if (memory != &queries) std::fill(words.end() - kPage * kDim, words.end(), std::uint16_t{0});  // the last page
+    memory->write(words.data(), memory->size());
+  }
+  Memory pages(Where::kDevice, 8), length(Where::kDevice, 4), output(Where::kDevice, kRow);
+  const std::int32_t tokens = kTokens;
+  length.write(&tokens, 4);
+  tardis_attention_decode d{};
+  d.pools[0] = {keys.address(), values.address(), kPages * kPage, kRow, kRow, kRow, kRow};
+  d.queries = queries.data();
+  d.output = output.data();
+  d.pages = pages.data<std::int32_t>();
+  d.lengths = length.data<std::int32_t>();
+  d.query_row_bytes = d.output_row_bytes = kRow;
+  d.page_row = 2;
+  d.scale = d.key_scale = d.value_scale = 1;
+  d.window_left = -1;
+  d.batch = d.query_tokens = d.query_heads = d.kv_heads = d.splits = 1;
+  d.head_dim = kDim;
+  d.page_tokens = kPage;
+  d.max_tokens = kTokens;
+  Stream stream;
+  const auto found = [&](std::int32_t entry) {
+    const std::int32_t table[2] = {0, entry};
+    pages.write(table, sizeof table);
+    output.fill(0xFF);
+    decode(d, stream);
+    stream.wait();
+    std::vector<std::uint16_t> words(kDim);
+    output.read(words.data(), kRow);
+    return words;
+  };
+  const std::vector<std::uint16_t> expected = found(kPages - 1);
+  // From 2^26 on, slots of 64-token pages come around in 32 bits.
+  for (const std::int64_t entry :
+       {std::int64_t{kPages}, std::int64_t{1} << 25, std::int64_t{1} << 26, (std::int64_t{1} << 26) + 1,
+        (std::int64_t{1} << 30) - 1, std::int64_t{-1}, -(std::int64_t{1} << 31), (std::int64_t{1} << 30) + (1 << 26)}) {
+    expect(found(static_cast<std::int32_t>(entry)) == expected, "entry " + std::to_string(entry) + " reads as zeros");
+  }
+}
+
 std::vector<Case> all_cases(std::mt19937_64& random) {
   std::vector<Case> cases;
   const auto add = [&](Case c) { cases.push_back(std::move(c)); };
@@ -426,6 +475,7 @@ int main(int count, char** arguments) {
   std::printf("built: %s\n", tardis_gpu_attention_shapes());
   check(tardis_gpu_attention_load(), "tardis_gpu_attention_load");
   check_reference(random());
+  check_entries_outside(random());
   for (int i = 0; i < times; ++i) {
     const std::vector<Case> cases = all_cases(random);
     std::size_t run = 0;

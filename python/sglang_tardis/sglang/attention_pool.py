@@ -109,9 +109,9 @@ def create_buffers(original: Any, pool: Any, *args: Any, **kwargs: Any) -> Any:
     wanted = _bytes_of(pool)
     if pool.size < pool.page_size:
         raise ValueError(
-            f"--attention-backend tardis: expected room for a page of {pool.page_size} tokens, found {pool.size}; a page "
-            f"takes {wanted // (pool.size + pool.page_size) * pool.page_size} bytes: set a larger attention_host or "
-            "--max-total-tokens"
+            f"--attention-backend tardis: expected room for a page of {pool.page_size} tokens, found {pool.size}; a "
+            f"page takes {wanted // (pool.size + pool.page_size) * pool.page_size} bytes: set a larger attention_host "
+            "or --max-total-tokens"
         )
     check_available(wanted, host_memory.available_bytes(), pool.size, attention_mode.settings_of(None))
     before = host_memory.usage().bytes
