@@ -1,43 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV pools in host memory on a GPU: checks alone, nothing is timed.
+"""KV pools in host memory on a GPU: checks, and the time of one prefill.
 
 memory     tensors of the pool use no HBM, and host and GPU see each other's writes at the same addresses; what is freed
            is given back, also while a kernel writes there; what cannot be had is refused with its reason
 copies     between the pool and pageable memory, pinned memory and HBM, in the order of their stream
 extend     attention of ragged batches over a pool in host memory against float64, with poison wherever nobody may
-           look; the error beside that of rounding the exact result
+           look; the error in rows of its own, with that of rounding the exact result as limit
 decode     the reference likewise
 graphs     captured writes to and reads of the pool, replayed
 kernel     decode steps of the attention backend, captured once and replayed with other requests, against float64
-sglang     SGLang's own MHATokenToKVPool inside of the pool, if SGLang is installed
+sglang     SGLang's own MHATokenToKVPool inside of the pool, and the attention backend over it: decode steps that write
+           their own tokens, captured and replayed with other requests; extend of many short prompts, and what a layer
+           of it takes; if SGLang is installed
 
-Exit status 77 without a GPU, 1 if something was wrong.
+A row a part: how many of its checks failed. Exit status 77 without a GPU, 1 if something was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import gc
-import json
 import sys
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from common import Report, add_common_arguments, machine_facts
 
 SKIPPED = 77
 GIB = 1 << 30
-ERRORS: list[str] = []
-FACTS: dict[str, object] = {}
 
 
-def expect(good: bool, what: str, found: object = "") -> None:
-    print(f"{'ok  ' if good else 'WRONG'} {what} {found}".rstrip(), flush=True)
-    if not good:
-        ERRORS.append(f"{what} {found}")
+class Checks:
+    """Of a part: what was looked at, and what was wrong."""
+
+    def __init__(self, report: Report, quick: bool) -> None:
+        self.report, self.quick = report, quick
+        self.done = 0
+        self.wrong: list[str] = []
+
+    def expect(self, good: bool, what: str, found: object = "") -> None:
+        print(f"{'ok  ' if good else 'WRONG'} {what} {found}".rstrip(), flush=True)
+        self.done += 1
+        if not good:
+            self.wrong.append(f"{what} {found}")
+
+    def error(self, part: str, case: str, size: str, error: float, rounding: float) -> None:
+        """A row of the highest error of a result, and of rounding the exact one."""
+        self.report.add(part, case, size, error * 1e6, "1e-6", rounding * 1e6 if error and rounding else None)
 
 
 def host_bytes(tensor: torch.Tensor, count: int, offset: int = 0) -> bytes:
@@ -64,10 +76,10 @@ def huge_share(address: int) -> str:
 
 
 # ---- memory
-def check_memory(gib: float) -> None:
+def check_memory(checks: Checks, gib: float) -> None:
     from sglang_tardis.attention import host_memory
 
-    FACTS["available_bytes"] = host_memory.available_bytes()
+    checks.report.note(available_bytes=host_memory.available_bytes())
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     before = hbm_used()
@@ -78,12 +90,12 @@ def check_memory(gib: float) -> None:
     torch.cuda.synchronize()
     size = kv.numel() * 2
     used = host_memory.usage()
-    FACTS["usage"], FACTS["huge_pages"] = repr(used), huge_share(kv.data_ptr())
-    print(FACTS["usage"], FACTS["huge_pages"], flush=True)
-    expect(kv.is_cuda and size <= used.bytes < size + (4 << 20), "the pool has the tensor", used.bytes - size)
-    expect(hbm_used() - before < 64 << 20, "HBM is not used", hbm_used() - before)
+    checks.report.note(usage=repr(used), huge_pages=huge_share(kv.data_ptr()))
+    print(used, checks.report.extra["huge_pages"], flush=True)
+    checks.expect(kv.is_cuda and size <= used.bytes < size + (4 << 20), "the pool has the tensor", used.bytes - size)
+    checks.expect(hbm_used() - before < 64 << 20, "HBM is not used", hbm_used() - before)
     ends = (0, 1 << 20, size // 2 - 64, size - 64)
-    expect(all(host_bytes(kv, 64, at) == bytes(64) for at in ends), "zeroed, seen by the host")
+    checks.expect(all(host_bytes(kv, 64, at) == bytes(64) for at in ends), "zeroed, seen by the host")
     flat = kv.view(-1).view(torch.int16)
     where = torch.randint(0, flat.numel(), (100_000,), device="cuda")
     values = where.to(torch.int16)
@@ -95,15 +107,17 @@ def check_memory(gib: float) -> None:
         for at in chosen
         if int.from_bytes(host_bytes(kv, 2, 2 * at), "little", signed=True) != int(torch.tensor(at).to(torch.int16))
     ]
-    expect(not wrong, "the host sees what kernels wrote", wrong[:3])
+    checks.expect(not wrong, "the host sees what kernels wrote", wrong[:3])
     ctypes.memset(kv.data_ptr() + size - 4096, 0x3C, 4096)
-    expect(bool((flat[-2048:] == 0x3C3C).all()), "kernels see what the host wrote")
+    checks.expect(bool((flat[-2048:] == 0x3C3C).all()), "kernels see what the host wrote")
     # As integers: some of these values are NaNs, which are equal to nothing.
     copied = flat[-(1 << 20) :].clone()
     here, there = copied.cpu(), flat[-(1 << 20) :].cpu()
     nans = int(there.view(torch.bfloat16).isnan().sum())
-    expect(torch.equal(here, there), "copies to HBM and to the host are the same bytes", f"({nans} NaNs in them)")
-    expect(there.numpy().tobytes() == host_bytes(kv, 2 << 20, size - (2 << 20)), "and those that the host sees")
+    checks.expect(
+        torch.equal(here, there), "copies to HBM and to the host are the same bytes", f"({nans} NaNs in them)"
+    )
+    checks.expect(there.numpy().tobytes() == host_bytes(kv, 2 << 20, size - (2 << 20)), "and those that the host sees")
     # Freed while a kernel writes there.
     for _ in range(20):
         kv[0].fill_(1)
@@ -111,12 +125,12 @@ def check_memory(gib: float) -> None:
     del pool
     gc.collect()
     torch.cuda.empty_cache()
-    expect(host_memory.usage().bytes == 0, "freed memory is given back", host_memory.usage())
-    expect(host_memory.usage().kept_bytes == 0, "nothing had to be kept")
+    checks.expect(host_memory.usage().bytes == 0, "freed memory is given back", host_memory.usage())
+    checks.expect(host_memory.usage().kept_bytes == 0, "nothing had to be kept")
     torch.cuda.synchronize()
 
 
-def check_copies() -> None:
+def check_copies(checks: Checks) -> None:
     """To the driver, some of these are between two host memories: they must keep their place in the stream."""
     from sglang_tardis.attention.host_memory import host_pool
 
@@ -133,7 +147,7 @@ def check_copies() -> None:
         for non_blocking in (False, True):
             how = f"{name}{', non_blocking' if non_blocking else ''}"
             wrong_out = wrong_in = 0
-            for _ in range(5):
+            for _ in range(1 if checks.quick else 5):
                 value += 2
                 torch.cuda._sleep(wait)
                 kv.fill_(value)
@@ -148,13 +162,13 @@ def check_copies() -> None:
                 seen = kv.clone()
                 torch.cuda.synchronize()
                 wrong_in += int((seen != value + 1).sum()) + int((kv != value + 1).sum())
-            expect(wrong_out == 0, f"copies out of the pool keep their place: to {how}", wrong_out)
-            expect(wrong_in == 0, f"copies into the pool keep their place: from {how}", wrong_in)
+            checks.expect(wrong_out == 0, f"copies out of the pool keep their place: to {how}", wrong_out)
+            checks.expect(wrong_in == 0, f"copies into the pool keep their place: from {how}", wrong_in)
     del kv, pool
     gc.collect()
 
 
-def check_refusals() -> None:
+def check_refusals(checks: Checks) -> None:
     from sglang_tardis.attention import host_memory
 
     for settings, size, parts in (
@@ -166,17 +180,17 @@ def check_refusals() -> None:
         try:
             with host_memory.host_pool(pool):
                 torch.empty(size, dtype=torch.uint8, device="cuda")
-            expect(False, f"{settings} {size} is refused")
+            checks.expect(False, f"{settings} {size} is refused")
         except host_memory.HostMemoryError as error:
-            expect(all(part in str(error) for part in parts), "refused with its reason:", error)
-        expect(host_memory.usage().bytes == 0 and hbm_used() - used < 16 << 20, "nothing was left behind")
+            checks.expect(all(part in str(error) for part in parts), "refused with its reason:", error)
+        checks.expect(host_memory.usage().bytes == 0 and hbm_used() - used < 16 << 20, "nothing was left behind")
         del pool
     try:
         with host_memory.host_pool():
             torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
-        expect(True, "after a refusal the next pool works")
+        checks.expect(True, "after a refusal the next pool works")
     except host_memory.HostMemoryError as error:
-        expect(False, "after a refusal the next pool works", error)
+        checks.expect(False, "after a refusal the next pool works", error)
     gc.collect()
 
 
@@ -195,7 +209,7 @@ def whole(q, k, v, first, scale, window):
     return torch.einsum("hqk,khd->qhd", torch.softmax(scores.masked_fill(hidden, -torch.inf), -1), v)
 
 
-def check_extend() -> None:
+def check_extend(checks: Checks) -> None:
     from sglang_tardis.attention.extend import extend
     from sglang_tardis.attention.host_memory import host_pool
 
@@ -209,7 +223,7 @@ def check_extend() -> None:
         (torch.float16, 12, 4, 80, [300, 0], [40, 1], -1, 128, 1.0),
         (torch.float8_e4m3fn, 32, 8, 128, [4096, 100], [100, 300], -1, 1024, 1.0),
     ]
-    for dtype, heads, kv_heads, dim, prefixes, extends, window, chunk, loudness in cases:
+    for dtype, heads, kv_heads, dim, prefixes, extends, window, chunk, loudness in cases[:2] if checks.quick else cases:
         fp8 = dtype == torch.float8_e4m3fn
         work = torch.bfloat16 if fp8 else dtype
         tokens = sum(prefixes) + sum(extends)
@@ -250,15 +264,17 @@ def check_extend() -> None:
                 k_scale=k_scale, v_scale=v_scale, chunk=chunk, out=out,
             )  # fmt: skip
             error = (found.double() - exact).abs().max().item()
-            FACTS.setdefault("extend", []).append({"case": name, "error": error, "rounding": rounding})
+            checks.error("extend", name, "new tokens given" if given else "all in the pool", error, rounding)
             # A flash kernel rounds its weights to the dtype of V: a few roundings of a result near 1.
             limit = 4 * rounding + (8e-3 if work == torch.bfloat16 else 1e-3)
-            expect(error <= limit, f"{name}{', new tokens given' if given else ''}", f"{error:.2e} ({rounding:.2e})")
+            checks.expect(
+                error <= limit, f"{name}{', new tokens given' if given else ''}", f"{error:.2e} ({rounding:.2e})"
+            )
         del pools, pool
         gc.collect()
 
 
-def check_decode() -> None:
+def check_decode(checks: Checks) -> None:
     from sglang_tardis.attention import reference
     from sglang_tardis.attention.host_memory import host_pool
 
@@ -278,12 +294,14 @@ def check_decode() -> None:
         q, pools[0], pools[1], table, torch.tensor(lengths, dtype=torch.int32, device="cuda"), page, dim**-0.5
     )
     error = (found.double() - exact).abs().max().item()
-    expect(error < 0.03, "decode, the reference", f"{error:.2e}")
+    rounding = (exact.bfloat16().double() - exact).abs().max().item()
+    checks.error("decode", "the reference", f"lengths {lengths}", error, rounding)
+    checks.expect(error < 0.03, "decode, the reference", f"{error:.2e}")
     del pools, pool
     gc.collect()
 
 
-def check_graphs() -> None:
+def check_graphs(checks: Checks) -> None:
     from sglang_tardis.attention.host_memory import host_pool
 
     with host_pool() as pool:
@@ -296,19 +314,19 @@ def check_graphs() -> None:
         kv.index_copy_(0, where, rows)
         seen.copy_(kv.index_select(0, where))
     wrong = 0
-    for _ in range(50):
+    for _ in range(5 if checks.quick else 50):
         where.copy_(torch.randperm(1 << 14, device="cuda")[:32])
         rows.normal_()
         graph.replay()
         torch.cuda.synchronize()
         wrong += not torch.equal(seen, rows)
         wrong += host_bytes(kv, 2048, 2048 * int(where[5])) != rows[5].cpu().view(torch.int16).numpy().tobytes()
-    expect(wrong == 0, "graphs write and read the pool", wrong)
+    checks.expect(wrong == 0, "graphs write and read the pool", wrong)
     del graph, kv, pool
     gc.collect()
 
 
-def check_kernel() -> None:
+def check_kernel(checks: Checks) -> None:
     from sglang_tardis.attention.host_memory import host_pool
     from sglang_tardis.sglang.attention_decode import KernelDecode, ReferenceDecode
 
@@ -331,7 +349,7 @@ def check_kernel() -> None:
         with torch.cuda.graph(graph):
             decode(layer, q, kv[0], kv[1], table, lengths, (1.0, 1.0), workspace, out)
         worst = 0.0
-        for _ in range(20):
+        for _ in range(3 if checks.quick else 20):
             table.copy_(torch.stack([torch.randperm(pages, device="cuda")[: 4096 // page] for _ in range(batch)]))
             lengths.copy_(torch.randint(1, 4097, (batch,), device="cuda"))
             lengths[:2] = torch.tensor([1, 4096], device="cuda")
@@ -340,13 +358,14 @@ def check_kernel() -> None:
             graph.replay()
             ReferenceDecode(page)(layer, q, kv[0], kv[1], table, lengths, (1.0, 1.0), None, expected)
             worst = max(worst, (out.double() - expected.double()).abs().max().item())
-        expect(worst < 0.03, f"captured decode steps over host memory, window {window}", f"{worst:.2e}")
+        checks.report.add("decode", f"captured, window {window}", "beside the reference", worst * 1e6, "1e-6")
+        checks.expect(worst < 0.03, f"captured decode steps over host memory, window {window}", f"{worst:.2e}")
         del graph
     del kv, pool
     gc.collect()
 
 
-def check_sglang() -> None:
+def check_sglang(checks: Checks) -> None:
     try:
         from sglang.srt.mem_cache import memory_pool
     except Exception as error:
@@ -365,8 +384,8 @@ def check_sglang() -> None:
     finally:
         memory_pool.maybe_init_custom_mem_pool = original
     size = sum(buffer.numel() * 2 for buffer in (*kv_pool.k_buffer, *kv_pool.v_buffer))
-    expect(host_memory.usage().bytes >= size, "SGLang's KV pool lies in host memory", f"{size / GIB:.2f} GiB")
-    expect(hbm_used() - before < 64 << 20, "and not in HBM", hbm_used() - before)
+    checks.expect(host_memory.usage().bytes >= size, "SGLang's KV pool lies in host memory", f"{size / GIB:.2f} GiB")
+    checks.expect(hbm_used() - before < 64 << 20, "and not in HBM", hbm_used() - before)
 
     class Layer:
         layer_id, k_scale, v_scale, is_cross_attention = 2, None, None, False
@@ -375,25 +394,119 @@ def check_sglang() -> None:
     k, v = torch.randn(2, 777, 8, 128, dtype=torch.bfloat16, device="cuda")
     kv_pool.set_kv_buffer(Layer, where, k, v)
     keys, values = kv_pool.get_kv_buffer(2)
-    expect(torch.equal(keys[where], k) and torch.equal(values[where], v), "set_kv_buffer writes there")
+    checks.expect(torch.equal(keys[where], k) and torch.equal(values[where], v), "set_kv_buffer writes there")
     from sglang_tardis.kv_pools import KvPools
 
     pools = KvPools.of(kv_pool)
-    expect(pools.layers == 4 and pools.device.type == "cuda", "the direct door takes it", pools.pages)
+    checks.expect(pools.layers == 4 and pools.device.type == "cuda", "the direct door takes it", pools.pages)
+    check_backend(checks, kv_pool)
+
+
+def check_backend(checks: Checks, kv_pool: object) -> None:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang_tardis.sglang.attention import TardisAttentionBackend
+
+    page, dim, batch, longest = 64, 128, 8, 2000
+    layer = RadixAttention(32, dim, dim**-0.5, 8, 1)
+    table = torch.zeros(batch + 1, longest + 4, dtype=torch.int32, device="cuda")
+    backend = TardisAttentionBackend(
+        SimpleNamespace(
+            token_to_kv_pool=kv_pool, req_to_token_pool=SimpleNamespace(req_to_token=table), page_size=page,
+            device="cuda", dtype=torch.bfloat16, model=torch.nn.Sequential(layer),
+        )
+    )  # fmt: skip
+    rows, slots = (torch.zeros(batch, dtype=torch.long, device="cuda") for _ in range(2))
+    lengths = torch.ones(batch, dtype=torch.long, device="cuda")
+    step = SimpleNamespace(
+        batch_size=batch, forward_mode=ForwardMode.DECODE, req_pool_indices=rows, seq_lens=lengths, seq_lens_cpu=None,
+        out_cache_loc=slots, out_cache_loc_is_physical=True,
+    )  # fmt: skip
+    q = torch.zeros(batch, 32 * dim, dtype=torch.bfloat16, device="cuda")
+    new = torch.zeros(2, batch, 8, dim, dtype=torch.bfloat16, device="cuda")
+
+    def run() -> torch.Tensor:
+        backend.init_forward_metadata_in_graph(step)
+        return backend.forward_decode(q, new[0], new[1], layer, step)
+
+    backend.init_cuda_graph_state(batch, batch)
+    backend.init_forward_metadata_out_graph(step, in_capture=True)
+    run()  # SGLang's writer may be compiled at its first call
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    worst = 0.0
+    for replay in range(3 if checks.quick else 20):
+        count = batch - replay % 3  # the others fill up the batch
+        rows.zero_(), slots.zero_(), lengths.fill_(1)
+        free = torch.randperm(kv_pool.size // page, device="cuda") + 1
+        kvs = []
+        for index in range(count):
+            length = int(torch.randint(1, longest + 1, ()))
+            pages, free = free[: -(-length // page)], free[-(-length // page) :]
+            where = (pages[:, None] * page + torch.arange(page, device="cuda")).view(-1)[:length]
+            kv = torch.randn(2, length, 8, dim, dtype=torch.bfloat16, device="cuda")
+            kv_pool.k_buffer[1][where], kv_pool.v_buffer[1][where] = kv[0], kv[1]
+            for side in (kv_pool.k_buffer, kv_pool.v_buffer):
+                side[1][where[-1]] = torch.nan  # the step writes it
+            table[index + 1, :length] = where.int()
+            rows[index], lengths[index], slots[index], new[:, index] = index + 1, length, where[-1], kv[:, -1]
+            kvs.append(kv)
+        q.normal_()
+        graph.replay()
+        backend.init_forward_metadata(step)
+        eager = backend.forward_decode(q, new[0], new[1], layer, step)
+        for index, kv in enumerate(kvs):
+            one = q[index].view(1, 32, dim)
+            exact = whole(one, kv[0], kv[1], kv.shape[1] - 1, dim**-0.5, -1).view(-1)
+            for found in (captured, eager):
+                worst = max(worst, (found[index].double() - exact).abs().nan_to_num(torch.inf).max().item())
+    checks.report.add("decode", "the backend over SGLang's pool", f"batch of {batch}", worst * 1e6, "1e-6")
+    checks.expect(worst < 0.03, "decode steps of the backend, replayed and not, over SGLang's pool", f"{worst:.2e}")
+
+    prompts, tokens = 100, 20
+    slots = torch.arange(page, page + prompts * tokens, device="cuda")
+    table = torch.zeros(prompts, tokens, dtype=torch.int32, device="cuda")
+    backend._req_to_token = table.copy_(slots.view(prompts, tokens))
+    k, v = torch.randn(2, prompts * tokens, 8, dim, dtype=torch.bfloat16, device="cuda")
+    q = torch.randn(prompts * tokens, 32 * dim, dtype=torch.bfloat16, device="cuda")
+    rows = torch.arange(prompts, device="cuda")
+    for prefix in (0, 7):  # without prefixes, and with the first tokens as prefixes
+        parts = [x.view(prompts, tokens, -1)[:, prefix:].flatten(0, 1) for x in (q, k, v, slots)]
+        step = SimpleNamespace(
+            forward_mode=ForwardMode.EXTEND, req_pool_indices=rows, out_cache_loc=parts[3].view(-1),
+            out_cache_loc_is_physical=True, extend_prefix_lens_cpu=[prefix] * prompts,
+            extend_seq_lens_cpu=[tokens - prefix] * prompts,
+        )  # fmt: skip
+        given = [x.view(-1, 8, dim) for x in parts[1:3]]
+        milliseconds = []
+        for _ in range(3):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            backend.init_forward_metadata(step)
+            found = backend.forward_extend(parts[0], *given, layer, step)
+            end.record()
+            end.synchronize()
+            milliseconds.append(start.elapsed_time(end))
+        exact = torch.cat([
+            whole(x, y, z, 0, dim**-0.5, -1)[prefix:]
+            for x, y, z in zip(q.view(prompts, tokens, 32, dim), k.view(prompts, tokens, 8, dim),
+                               v.view(prompts, tokens, 8, dim), strict=True)
+        ])  # fmt: skip
+        error = (found.view(-1, 32, dim).double() - exact).abs().max().item()
+        name = f"a layer of {prompts} prompts of {tokens} tokens, {prefix} of them a prefix"
+        checks.report.add("extend", "the backend", name, min(milliseconds), "ms")
+        checks.expect(error < 0.03, f"extend of the backend: {name}", f"{error:.2e}")
 
 
 def main() -> int:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=8, help="of the largest pool")
-    parser.add_argument("--parts", default="memory,copies,refusals,extend,decode,graphs,sglang,kernel")
-    parser.add_argument("--out", type=Path, help="JSON")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no GPU")
-        return SKIPPED
-    print(torch.__version__, torch.cuda.get_device_name(), flush=True)
+    add_common_arguments(parser)
+    parser.add_argument("--gib", type=float, help="of the largest pool; default: 8, with --quick 1")
     parts = {
-        "memory": lambda: check_memory(options.gib),
+        "memory": lambda checks: check_memory(checks, options.gib or (1 if options.quick else 8)),
         "copies": check_copies,
         "refusals": check_refusals,
         "extend": check_extend,
@@ -402,20 +515,25 @@ def main() -> int:
         "sglang": check_sglang,
         "kernel": check_kernel,
     }
+    parser.add_argument("--parts", default=",".join(parts), help="comma-separated; default: %(default)s")
+    options = parser.parse_args()
+    if unknown := set(options.parts.split(",")) - set(parts):
+        parser.error(f"--parts: expected some of {', '.join(parts)}, found {', '.join(sorted(unknown))}")
+    if not torch.cuda.is_available():
+        print("no GPU here: nothing was checked")
+        return SKIPPED
+    report = Report(options.json, machine_facts())
+    wrong = 0
     for name in options.parts.split(","):
+        checks = Checks(report, options.quick)
         try:
-            parts[name]()
+            parts[name](checks)
         except Exception:
-            ERRORS.append(traceback.format_exc())
-            print(ERRORS[-1], flush=True)
-    with contextlib.suppress(Exception):
-        from sglang_tardis.attention import host_memory
-
-        FACTS["usage_at_end"] = repr(host_memory.usage())
-    if options.out:
-        options.out.write_text(json.dumps({"errors": ERRORS, **FACTS}, indent=1))
-    print("WRONG" if ERRORS else "all right", len(ERRORS))
-    return 1 if ERRORS else 0
+            checks.expect(False, f"{name} ended early:", traceback.format_exc())
+        report.add("checks", name, f"{checks.done} checks", len(checks.wrong), "wrong", wrong=checks.wrong)
+        wrong += len(checks.wrong)
+    print(f"{wrong} failures")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
