@@ -210,7 +210,7 @@ def whole(q, k, v, first, scale, window):
 
 
 def check_extend(checks: Checks) -> None:
-    from sglang_tardis.attention.extend import extend
+    from sglang_tardis.attention.extend import Together, extend
     from sglang_tardis.attention.host_memory import host_pool
 
     cases = [
@@ -256,20 +256,20 @@ def check_extend(checks: Checks) -> None:
         exact = torch.cat(exact)
         rounding = (exact.to(work).double() - exact).abs().max().item()
         name = f"extend {str(dtype)[6:]} {heads}/{kv_heads}x{dim} window {window} x{loudness}"
-        for given in (False,) if fp8 else (True, False):
+        for given, all_at_once in ((False, False),) if fp8 else ((True, False), (True, True), (False, False)):
             out = torch.full_like(q, torch.nan)
             given_kv = tuple(torch.cat([x[i] for x in new]).contiguous() for i in (0, 1)) if given else None
+            together = Together.of(table, rows, prefixes, extends, chunk) if all_at_once else None
             found = extend(
                 q, pools[0], pools[1], table, rows, prefixes, extends, scale=scale, new=given_kv, window=window,
-                k_scale=k_scale, v_scale=v_scale, chunk=chunk, out=out,
+                k_scale=k_scale, v_scale=v_scale, chunk=chunk, together=together, out=out,
             )  # fmt: skip
             error = (found.double() - exact).abs().max().item()
-            checks.error("extend", name, "new tokens given" if given else "all in the pool", error, rounding)
+            how = "new tokens given" + ", together" * all_at_once if given else "all in the pool"
+            checks.error("extend", name, how, error, rounding)
             # A flash kernel rounds its weights to the dtype of V: a few roundings of a result near 1.
             limit = 4 * rounding + (8e-3 if work == torch.bfloat16 else 1e-3)
-            checks.expect(
-                error <= limit, f"{name}{', new tokens given' if given else ''}", f"{error:.2e} ({rounding:.2e})"
-            )
+            checks.expect(error <= limit, f"{name}, {how}", f"{error:.2e} ({rounding:.2e})")
         del pools, pool
         gc.collect()
 

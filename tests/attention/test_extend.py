@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from sglang_tardis.attention import reference
-from sglang_tardis.attention.extend import extend, gather
+from sglang_tardis.attention.extend import Together, extend, gather
 from sglang_tardis.attention.partial import attend, merge
 
 HEADS, KV_HEADS, DIM, SLOTS, POSITIONS = 6, 2, 32, 640, 256
@@ -58,6 +58,9 @@ class Batch:
             begin += count
         return torch.cat(results)
 
+    def together(self, chunk):
+        return Together.of(self.table, self.rows, self.prefixes, self.extends, chunk)
+
     def run(self, in_pool=False, **how):
         new = None if in_pool else (torch.cat(self.new_k), torch.cat(self.new_v))
         out = torch.full_like(self.q, torch.nan)
@@ -72,6 +75,7 @@ SHAPES = {
     "one token and nothing else": ([0], [1]),
     "ragged": ([0, 33, 5, 16], [1, 17, 0, 40]),
     "chunk edges": ([16, 15, 17, 32], [16, 1, 15, 17]),
+    "short": ([3, 7, 0, 9, 2, 1, 4, 40, 6], [2, 5, 3, 1, 4, 0, 7, 8, 1]),
 }
 
 
@@ -84,10 +88,40 @@ def test_parts_are_the_whole(rng, shape, window, in_pool):
     assert torch.allclose(found.double(), batch.expected(window), atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("in_pool", [False, True], ids=["new tokens given", "new tokens in the pool"])
+@pytest.mark.parametrize("window", [-1, 5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_together_is_the_same(rng, shape, window, in_pool):
+    """Also where it is left aside."""
+    batch = Batch(rng, *SHAPES[shape], padding=2)
+    found = batch.run(in_pool, chunk=16, window=window, together=batch.together(16))
+    expected = batch.expected(window)
+    assert torch.allclose(found[: len(expected)].double(), expected, atol=2e-6, rtol=0)
+    assert found[len(expected) :].count_nonzero() == 0
+
+
+def test_short_prefixes_share_a_part(rng):
+    batch = Batch(rng, *SHAPES["short"])
+    parts = batch.together(16).parts
+    assert [len(part.slots) for part in parts] == [10, 15, 16, 16, 14], "no part is longer than a chunk"
+    assert [(part.begin, part.end) for part in parts] == [(0, 7), (10, 22), (22, 30), (22, 30), (22, 31)]
+    assert [part.key_starts.tolist() for part in parts[1:2]] == [[0, 9, 11, 15]]
+    assert [part.query_starts.tolist() for part in parts[1:2]] == [[0, 1, 5, 12]]
+    assert [len(part.slots) for part in batch.together(4096).parts] == [10, 61]
+    assert batch.together(4096).starts.tolist() == [0, 2, 7, 10, 11, 15, 22, 30, 31]
+
+
+def test_together_of_another_batch_is_refused(rng):
+    batch = Batch(rng, [3, 4], [5, 6])
+    with pytest.raises(ValueError, match="of 11 new tokens, found one of 12"):
+        batch.run(together=Together.of(batch.table, batch.rows, [3, 4], [5, 7]))
+
+
 def test_chunks_do_not_matter(rng):
     batch = Batch(rng, [100, 7], [30, 60])
     for chunk in (1, 7, 64, 4096):
-        assert torch.allclose(batch.run(chunk=chunk).double(), batch.expected(), atol=2e-6, rtol=0), chunk
+        for how in ({}, {"together": batch.together(chunk)}):
+            assert torch.allclose(batch.run(chunk=chunk, **how).double(), batch.expected(), atol=2e-6, rtol=0), chunk
 
 
 def test_padding_is_zero(rng):
@@ -102,7 +136,8 @@ def test_bfloat16_is_rounded_once(rng):
     batch = Batch(rng, [90, 3], [20, 50], dtype=torch.bfloat16)
     expected = batch.expected()
     rounding = (expected.bfloat16().double() - expected).abs().max()
-    assert (batch.run(chunk=16).double() - expected).abs().max() <= 1.1 * rounding
+    for how in ({}, {"together": batch.together(16)}):
+        assert (batch.run(chunk=16, **how).double() - expected).abs().max() <= 1.1 * rounding
 
 
 def test_large_scores(rng):

@@ -379,6 +379,42 @@ def test_scales_do_not_change_what_is_read_again():
     assert (backend.forward_extend(again[2:], None, None, layer, batch) == 3).all()
 
 
+def test_prefills_read_the_prefixes_of_their_own_batch():
+    """What is made once a step for all layers is that of this step, also where the next one has the same lengths."""
+    rng, layer = torch.Generator().manual_seed(5), layer_of()
+    this = runner(layer)
+    backend = TardisAttentionBackend(this)
+    lengths, prefixes = [20, 7, 33], [16, 0, 16]
+    for step in range(3):
+        rows = [1 + (step + index) % 3 + 3 * (step % 2) for index in range(3)]
+        kvs = []
+        for row, length in zip(rows, lengths, strict=True):
+            kvs.append(fill(this, row, length, rng)[0])
+        # Pages may be shared by chance: each request's are read as they are now.
+        pool, table = this.token_to_kv_pool, this.req_to_token_pool.req_to_token
+        for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            slots = table[row, :length].long()
+            kvs[index] = torch.stack([pool.k_buffer[0][slots], pool.v_buffer[0][slots]])
+        new = [kv[:, prefix:] for kv, prefix in zip(kvs, prefixes, strict=True)]
+        batch = SimpleNamespace(
+            forward_mode=ForwardMode.EXTEND,
+            req_pool_indices=torch.tensor(rows),
+            extend_prefix_lens_cpu=prefixes,
+            extend_seq_lens_cpu=[kv.shape[1] for kv in new],
+        )
+        k, v = torch.cat(new, 1)
+        q = torch.randn(k.shape[0], HEADS * DIM, generator=rng).bfloat16()
+        if step == 1:  # a runner may have readied a batch before
+            backend.init_forward_metadata(batch)
+        found = backend.forward_extend(q, k, v, layer, batch, save_kv_cache=False)
+        begin = 0
+        for kv, prefix in zip(kvs, prefixes, strict=True):
+            for position in range(prefix, kv.shape[1]):
+                expected = exact(q[begin].view(HEADS, DIM), kv[:, : position + 1])
+                assert torch.allclose(found[begin].double(), expected, atol=2e-2, rtol=0), (step, prefix, position)
+                begin += 1
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["attend", "merge"]
+__all__ = ["attend", "attend_together", "flash_takes", "merge"]
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_MOST_DIM = 256
@@ -43,9 +43,56 @@ def attend(
         output `[queries, heads, value_dim]`, float32, and logarithm `[queries, heads]`, float32.
     """
     square = q.shape[0] == k.shape[0] and first_query == first_key
-    if _flash_takes(q, k, v) and window < 0 and (not causal or square):
+    if flash_takes(q, k, v) and window < 0 and (not causal or square):
         return _flash(q, k, v, scale, causal)
     return _plain(q, k, v, scale, first_query - first_key, causal, window)
+
+
+def attend_together(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    *,
+    query_starts: torch.Tensor,
+    key_starts: torch.Tensor,
+    most_queries: int,
+    most_keys: int,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `attend`, of several requests behind each other: one launch where flash attention takes them.
+
+    Args:
+        q: `[queries, heads, dim]`.
+        k: `[keys, kv_heads, dim]`.
+        v: `[keys, kv_heads, value_dim]`.
+        scale: of the scores.
+        query_starts: int32 `[requests + 1]`, where the queries of each begin, and their end.
+        key_starts: likewise. Each request has a query and a key at least.
+        most_queries: that a request has.
+        most_keys: likewise.
+        causal: whether a query sees keys up to its own only; each request has as many keys as queries then.
+
+    Returns:
+        output `[queries, heads, value_dim]`, float32, and logarithm `[queries, heads]`, float32.
+    """
+    if not flash_takes(q, k, v):
+        queries, keys = query_starts.tolist(), key_starts.tolist()
+        parts = [
+            attend(q[a:b], k[c:d], v[c:d], scale, causal=causal)
+            for a, b, c, d in zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    k, v = _for_each_head(q, k, v)
+    output, log, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, query_starts, key_starts, most_queries, most_keys, 0.0, causal, False, scale=scale
+    )
+    if log.shape != (q.shape[1], q.shape[0]):  # older ones pad it to the longest request
+        raise RuntimeError(
+            f"attention of several requests: expected logarithms [heads, queries] of torch's flash attention, found "
+            f"{list(log.shape)}; torch {torch.__version__} is not supported"
+        )
+    return output.float(), log.transpose(0, 1)
 
 
 def merge(
@@ -62,7 +109,8 @@ def merge(
     return merged, torch.log(total) + finite
 
 
-def _flash_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def flash_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether torch's flash attention is used for such tensors (without a window)."""
     same = q.dtype == k.dtype == v.dtype and q.shape[-1] == v.shape[-1]
     return q.is_cuda and same and q.dtype in _FLASH_DTYPES and q.shape[-1] <= _FLASH_MOST_DIM and q.shape[-1] % 8 == 0
 
@@ -70,13 +118,16 @@ def _flash_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 def _flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    group = q.shape[1] // k.shape[1]
-    heads_first = [x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v)]
-    keys, values = (x.transpose(0, 1).unsqueeze(0) for x in heads_first)
+    keys, values = (x.transpose(0, 1).unsqueeze(0) for x in _for_each_head(q, k, v))
     result = torch.ops.aten._scaled_dot_product_flash_attention(
         q.transpose(0, 1).unsqueeze(0), keys, values, 0.0, causal, False, scale=scale
     )
     return result[0][0].transpose(0, 1).float(), result[1][0, :, : q.shape[0]].transpose(0, 1)
+
+
+def _for_each_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    group = q.shape[1] // k.shape[1]
+    return (k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)) if group > 1 else (k, v)
 
 
 def _plain(

@@ -16,7 +16,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
-from sglang_tardis.attention.extend import extend
+from sglang_tardis.attention.extend import Together, extend
 from sglang_tardis.sglang import seams
 from sglang_tardis.sglang.attention_decode import Decode, KernelDecode, ReferenceDecode
 
@@ -74,12 +74,13 @@ class TardisAttentionBackend(AttentionBackend):
             )
         self.forward_metadata: _Metadata | None = None
         self._static: _Metadata | None = None
+        self._together: tuple[Any, Together] | None = None  # a batch, and what was made of it
 
     # ---- metadata ----
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Of a step outside of graphs."""
-        self.forward_metadata = None
+        self.forward_metadata = self._together = None
         if not forward_batch.forward_mode.is_decode():
             return
         table = self._page_table(forward_batch.req_pool_indices)
@@ -144,22 +145,34 @@ class TardisAttentionBackend(AttentionBackend):
                 k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
                 v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             )
+        prefix_lens = [int(length) for length in forward_batch.extend_prefix_lens_cpu]
+        extend_lens = [int(length) for length in forward_batch.extend_seq_lens_cpu]
         extend(
             q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,
             values,
             self._req_to_token,
             forward_batch.req_pool_indices,
-            [int(length) for length in forward_batch.extend_prefix_lens_cpu],
-            [int(length) for length in forward_batch.extend_seq_lens_cpu],
+            prefix_lens,
+            extend_lens,
             scale=layer.scaling,
             new=new,
             window=layer.sliding_window_size,
             k_scale=_scale(layer.k_scale_float, layer.k_scale),
             v_scale=_scale(layer.v_scale_float, layer.v_scale),
+            together=self._of_batch(forward_batch, prefix_lens, extend_lens),
             out=out.view(-1, layer.tp_q_head_num, layer.v_head_dim),
         )
         return out
+
+    def _of_batch(self, forward_batch: Any, prefix_lens: list[int], extend_lens: list[int]) -> Together | None:
+        """Made at the first layer of a step. A single request is better off as it is."""
+        if len(extend_lens) < 2:
+            return None
+        if self._together is None or self._together[0] is not forward_batch:
+            rows = forward_batch.req_pool_indices
+            self._together = forward_batch, Together.of(self._req_to_token, rows, prefix_lens, extend_lens)
+        return self._together[1]
 
     def forward_decode(
         self,
