@@ -92,12 +92,15 @@ HostMemory::HostMemory(HostMemory&& other) noexcept
   other.pinned_.clear();
 }
 
-HostMemory::~HostMemory() {
-  if (memory_ == nullptr) return;
+HostMemory::~HostMemory() { (void)release(); }
+
+bool HostMemory::release() {
+  if (memory_ == nullptr) return true;
   bool unpinned = true;
   for (void* piece : pinned_) unpinned = pinner_.unpin(pinner_.context, piece) == 0 && unpinned;
-  // What is still pinned may still be written: it is kept until the process ends.
-  if (unpinned) (void)::munmap(memory_, size_);
+  if (unpinned) (void)::munmap(memory_, size_);  // what is still pinned may still be written
+  abandon();
+  return unpinned;
 }
 
 void HostMemory::abandon() {

@@ -52,6 +52,9 @@ class HostMemory {
   std::size_t pinned_pieces() const { return pinned_.size(); }
   bool on_node() const { return on_node_; }  // the kernel took the wish for a node
 
+  // Gives it back, as the end of its life does. False: it could not be unpinned and is kept until the process ends.
+  bool release();
+
   // Forget it, with what it pins: a device may still write there, or the process ends.
   void abandon();
 

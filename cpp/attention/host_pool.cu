@@ -103,9 +103,9 @@ class HostPool {
     if (block.on_node()) usage_.node_bytes -= block.size();
     if (idle != cudaSuccess) {
       (void)cudaGetLastError();
-      usage_.kept_bytes += block.size();
       block.abandon();
     }
+    if (idle != cudaSuccess || !block.release()) usage_.kept_bytes += block.size();
     blocks_.erase(found);
   }
 

@@ -103,6 +103,8 @@ TEST(AttentionHostMemory, WhatCannotBeUnpinnedStays) {
     auto memory = HostMemory::create(2 * kMiB, {}, pinner.table());
     ASSERT_TRUE(memory) << memory.error().message;
     data = memory->data();
+    EXPECT_FALSE(memory->release()) << "whoever counts memory that is kept asks";
+    EXPECT_TRUE(memory->release()) << "there is nothing more to give back";
   }
   EXPECT_TRUE(mapped(data)) << "a device may write there";
   ::munmap(data, 2 * kMiB);
