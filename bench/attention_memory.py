@@ -21,13 +21,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import os
 import sys
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from common import Report, add_common_arguments, machine_facts
+from common import Report, add_common_arguments, gpu_query, machine_facts
 
 SKIPPED = 77
 GIB = 1 << 30
@@ -57,6 +58,10 @@ def host_bytes(tensor: torch.Tensor, count: int, offset: int = 0) -> bytes:
 
 
 def hbm_used() -> int:
+    """Bytes of this process; of all, where nvidia-smi does not name it."""
+    for pid, mebibytes in gpu_query("compute-apps", "pid,used_memory"):
+        if pid == str(os.getpid()) and mebibytes.isdigit():
+            return int(mebibytes) << 20
     free, total = torch.cuda.mem_get_info()
     return total - free
 

@@ -8,12 +8,12 @@ import http.client
 import json
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 from attention_serving_profile import Kind, Profile
 from campaign import BaseCampaign
+from common import gpu_query
 from serving_client import TOP, Client, Outcome, OutOfTime
 from serving_workloads import Request
 from sglang_server import BenchServer, ServerSpec
@@ -42,16 +42,6 @@ class Scored:
 def candidates(ranks: Sequence[Sequence[Any]]) -> Candidates:
     """As SGLang gives them."""
     return tuple((entry[0], entry[1]) for entry in ranks)
-
-
-def gpu_query(what: str, fields: str) -> list[list[str]]:
-    """Lines of nvidia-smi; none where there is no GPU."""
-    command = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
 
 
 def gpu_used() -> int | None:

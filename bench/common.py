@@ -82,6 +82,12 @@ def is_memory(folder: str | os.PathLike) -> bool:
     return file_system(folder) in ("tmpfs", "ramfs")
 
 
+def gpu_query(what: str, fields: str) -> list[list[str]]:
+    """Lines of nvidia-smi; none where there is no GPU."""
+    text = _output(["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"]) or ""
+    return [line.split(", ") for line in text.splitlines()]
+
+
 def machine_facts(*folders: str | os.PathLike) -> dict[str, Any]:
     """Hardware, kernel, driver and package versions, and the file system of each folder. Imports no package."""
     facts: dict[str, Any] = {

@@ -73,6 +73,27 @@ def direct_table() -> list[str]:
     return lines
 
 
+def attention_table() -> list[str]:
+    """Decode steps and prefills of a server with KV in host memory, beside one with KV in HBM."""
+    found = rows("h200_attention_serving.json")
+    sizes = ("1024", "8192", "32768")
+    lines = [
+        "| ms, one request | " + " | ".join(f"{int(size) // 1024}K" for size in sizes) + " |",
+        "|---|" + "---|" * len(sizes),
+    ]
+    cases = {
+        "context: between tokens": "between tokens",
+        "context: recompute, TTFT": "prompt computed, TTFT",
+        "context: prefix hit, TTFT": "prefix hit, TTFT",
+    }
+    systems = {"host": "**KV in host memory**", "resident": "KV in HBM, FlashAttention-3"}
+    for case, name in cases.items():
+        for system, title in systems.items():
+            values = [f"{found[(case, system, size)]['value']:.1f}" for size in sizes]
+            lines.append(f"| {name}, {title} | " + " | ".join(values) + " |")
+    return lines
+
+
 def store_table() -> list[str]:
     """Native store beside plain preadv/pwritev of the same bytes in the same run."""
     lines = ["| GB/s | 128 KiB | 1 MiB | 8 MiB |", "|---|---|---|---|"]
@@ -130,7 +151,7 @@ def serving_table() -> list[str]:
     return lines
 
 
-TABLES = (direct_table, ttft_table, serving_table, fio_table, store_table)
+TABLES = (direct_table, attention_table, ttft_table, serving_table, fio_table, store_table)
 
 
 def main() -> int:

@@ -175,7 +175,7 @@ def refuse_server(configurator: Any, settings: ServerSettings) -> None:
     if getattr(configurator, "kv_shard_rank", None) is not None:
         refuse("KV of a layer on one rank", "--enable-kv-cache-sharding")
     if settings.get("enable_hierarchical_cache") and settings.get("hicache_io_backend") == "direct" and on_gpu:
-        # Those copies are between two host memories; nobody has seen yet that they keep their place in a stream.
+        # Copies between two host memories: single ones keep their place in a stream, batches were not looked at.
         refuse("copies of pages by kernels", "--hicache-io-backend direct", "use --hicache-io-backend kernel")
     dtype = str(configurator.kv_cache_dtype).removeprefix("torch.")
     if dtype not in KV_DTYPES:
