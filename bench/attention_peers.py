@@ -152,16 +152,19 @@ class Case:
         with torch.cuda.graph(graph):
             for call in range(self.calls):
                 run(call)
-        times = []
-        for repeat in range(REPEATS + 1):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if repeat > 0:
-                times.append(start.elapsed_time(end) / 1e3 / self.calls)
-        return statistics.median(times)
+        return _median_seconds(graph.replay) / self.calls
+
+
+def _median_seconds(enqueue: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        enqueue()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times[1:])
 
 
 def _triton_kernels() -> tuple[Callable, Callable] | None:
@@ -178,15 +181,7 @@ def link_rate(megabytes: int) -> float:
     """Bytes a second that a plain kernel of all SMs reads of pinned memory."""
     pinned = torch.zeros(megabytes << 17, dtype=torch.float64).pin_memory()
     mapped = on_device(pinned)
-    times = []
-    for _ in range(REPEATS + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        mapped.sum()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return (megabytes << 20) / statistics.median(times[1:])
+    return (megabytes << 20) / _median_seconds(mapped.sum)
 
 
 def measure(report: Report, case: Case, flash: Callable | None, triton: tuple | None, link: float) -> int:

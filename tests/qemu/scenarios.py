@@ -8,6 +8,15 @@ from guest import Machine, Outcome, QemuCrashedError
 # In which QEMU 7.2 crashes now and then, by a bug of its own (docs/vfio.md).
 CRASHES = "GuestRecovery.ResetWithCommandsInFlight"
 
+BROKER = (
+    "ScenarioBroker.AKilledClientIsNothingToTheOthers",
+    "ScenarioBroker.AClientHasWhatItAsksForWithinItsLimits",
+    "ScenarioBroker.AStoreOnARange",
+    "ScenarioBroker.AKilledBrokerEndsAllRequestsAndTheNextOneStarts",
+    "ScenarioBroker.ServesWithoutPrivileges",
+)
+"""Cases of the suite ScenarioBroker."""
+
 
 def run(filter_: str) -> str:
     """The script of a guest that runs these cases."""

@@ -5,19 +5,11 @@ from __future__ import annotations
 
 from guest import Machine
 from guest_drives import Controller, Namespace
-from scenarios import check, run
+from scenarios import BROKER, check, run
 
 
 def test_broker(lab):
     machine = Machine((Controller((Namespace(block_bytes=4096),)),))
     with lab.boot(machine, run("ScenarioBroker.*")) as guest:
         outcome = guest.passed()
-    check(
-        lab,
-        outcome,
-        "ScenarioBroker.AKilledClientIsNothingToTheOthers",
-        "ScenarioBroker.AClientHasWhatItAsksForWithinItsLimits",
-        "ScenarioBroker.AStoreOnARange",
-        "ScenarioBroker.AKilledBrokerEndsAllRequestsAndTheNextOneStarts",
-        "ScenarioBroker.ServesWithoutPrivileges",
-    )
+    check(lab, outcome, *BROKER)

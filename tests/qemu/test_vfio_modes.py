@@ -12,7 +12,7 @@ from guest import Machine
 from guest_drives import Controller, Namespace, pci_addresses
 from guest_image import Kernel, MissingError
 from guest_lab import PROGRAM
-from scenarios import check, passed, run, run_without_waiting
+from scenarios import BROKER, check, passed, run, run_without_waiting
 from test_driver import ELSEWHERE, LEAST_CASES, MACHINES, note
 from test_power_cut import kill_and_look
 from test_removal import DRIVE as DRIVE_IN_A_SLOT
@@ -70,11 +70,7 @@ def test_the_device_file_where_there_are_no_groups(lab):
     check(
         lab,
         outcome,
-        "ScenarioBroker.AKilledClientIsNothingToTheOthers",
-        "ScenarioBroker.AClientHasWhatItAsksForWithinItsLimits",
-        "ScenarioBroker.AStoreOnARange",
-        "ScenarioBroker.AKilledBrokerEndsAllRequestsAndTheNextOneStarts",
-        "ScenarioBroker.ServesWithoutPrivileges",
+        *BROKER,
         "ScenarioDeviceFile.IsTakenWhereThereAreNoGroups",
         "ScenarioDeviceFile.IsWhatTheToolsName",
         "ScenarioDeviceFile.NeedsNoRootOnceItsFilesAreGiven",

@@ -17,6 +17,31 @@ namespace {
 
 using namespace tardis::testing;
 
+// Reads until it cannot any more; made when it has read a while.
+class UntilAnError {
+ public:
+  UntilAnError(BrokerNamespace& space, const DmaPages& pages)
+      : thread_([&] {
+          while (error_ == 0) {
+            error_ = move(space, Op::kRead, 0, pages.memory.get(), kPiece);
+            reads_.fetch_add(1);
+          }
+        }) {
+    EXPECT_TRUE(eventually([&] { return reads_.load() > 20; }));
+  }
+  ~UntilAnError() { error(); }
+
+  int error() {
+    if (thread_.joinable()) thread_.join();
+    return error_;
+  }
+
+ private:
+  std::atomic<std::uint64_t> reads_{0};
+  int error_ = 0;
+  std::thread thread_;
+};
+
 TEST(ScenarioBroker, AKilledClientIsNothingToTheOthers) {
   ASSERT_FALSE(guest_controllers().empty());
   const std::string socket = socket_path();
@@ -151,18 +176,9 @@ TEST(ScenarioBroker, AKilledBrokerEndsAllRequestsAndTheNextOneStarts) {
   ASSERT_NE(space, nullptr);
   const DmaPages pages = registered_pages(*client, kPiece);
   ASSERT_TRUE(pages.memory);
-  std::atomic<std::uint64_t> moved{0};
-  int error = 0;
-  std::thread worker([&] {
-    while (error == 0) {
-      error = move(*space, Op::kRead, 0, pages.memory.get(), kPiece);
-      moved.fetch_add(1);
-    }
-  });
-  EXPECT_TRUE(eventually([&] { return moved.load() > 20; }));
+  UntilAnError reader(*space, pages);
   process.kill();
-  worker.join();
-  EXPECT_EQ(error, ENXIO);
+  EXPECT_EQ(reader.error(), ENXIO);
   EXPECT_TRUE(client->closed());
   ServedBroker next(socket);
   ASSERT_NE(next.broker, nullptr);
@@ -259,19 +275,10 @@ TEST(ScenarioBrokerLoss, ADriveThatIsPulledEndsItsClientsAndTheBroker) {
   ASSERT_NE(space, nullptr);
   const DmaPages pages = registered_pages(*client, kPiece);
   ASSERT_TRUE(pages.memory);
-  std::atomic<std::uint64_t> moved{0};
-  int error = 0;
-  std::thread worker([&] {
-    while (error == 0) {
-      error = move(*space, Op::kRead, 0, pages.memory.get(), kPiece);
-      moved.fetch_add(1);
-    }
-  });
-  EXPECT_TRUE(eventually([&] { return moved.load() > 20; }));
+  UntilAnError reader(*space, pages);
   switch_slot_off(guest_controllers().front());
-  worker.join();
+  EXPECT_EQ(reader.error(), ENODEV);
   broker.join();
-  EXPECT_EQ(error, ENODEV);
   EXPECT_TRUE(client->closed());
   ASSERT_FALSE(ended);
   EXPECT_EQ(ended.error().os_error, ENODEV);
