@@ -141,6 +141,8 @@ class Session {
 
   // What was evicted is no longer promised, from the first moment of the call.
   void forget_evicted(std::size_t begin) {
+    // Nor will who stored it promise it: what is found under its name later may be another user's, who has not flushed.
+    for (User& user : users_) std::erase_if(user.unflushed, [&](const PageId& page) { return !pages().has(page); });
     std::vector<PageId> evicted;
     for (const auto& [page, promise] : log_.now().pages) {
       if (promise.durable && !pages().has(page)) evicted.push_back(page);
