@@ -82,19 +82,19 @@ def huge_share(address: int) -> str:
 
 # ---- memory
 def check_memory(checks: Checks, gib: float) -> None:
-    from sglang_tardis.attention import host_memory
+    from sglang_tardis.attention import pool_memory
 
-    checks.report.note(available_bytes=host_memory.available_bytes())
+    checks.report.note(available_bytes=pool_memory.available_bytes())
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     before = hbm_used()
     rows = int(gib * GIB) // (8 * 128 * 2 * 2)
-    pool = host_memory.make_pool()
-    with host_memory.host_pool(pool):
+    pool = pool_memory.make_pool()
+    with pool_memory.host_pool(pool):
         kv = torch.zeros((2, rows, 8, 128), dtype=torch.bfloat16, device="cuda")
     torch.cuda.synchronize()
     size = kv.numel() * 2
-    used = host_memory.usage()
+    used = pool_memory.usage()
     checks.report.note(usage=repr(used), huge_pages=huge_share(kv.data_ptr()))
     print(used, checks.report.extra["huge_pages"], flush=True)
     checks.expect(kv.is_cuda and size <= used.bytes < size + (4 << 20), "the pool has the tensor", used.bytes - size)
@@ -130,14 +130,14 @@ def check_memory(checks: Checks, gib: float) -> None:
     del pool
     gc.collect()
     torch.cuda.empty_cache()
-    checks.expect(host_memory.usage().bytes == 0, "freed memory is given back", host_memory.usage())
-    checks.expect(host_memory.usage().kept_bytes == 0, "nothing had to be kept")
+    checks.expect(pool_memory.usage().bytes == 0, "freed memory is given back", pool_memory.usage())
+    checks.expect(pool_memory.usage().kept_bytes == 0, "nothing had to be kept")
     torch.cuda.synchronize()
 
 
 def check_copies(checks: Checks) -> None:
     """To the driver, some of these are between two host memories: they must keep their place in the stream."""
-    from sglang_tardis.attention.host_memory import host_pool
+    from sglang_tardis.attention.pool_memory import host_pool
 
     count, wait = 16 << 20, 40_000_000  # about 20 ms
     with host_pool() as pool:
@@ -174,27 +174,27 @@ def check_copies(checks: Checks) -> None:
 
 
 def check_refusals(checks: Checks) -> None:
-    from sglang_tardis.attention import host_memory
+    from sglang_tardis.attention import pool_memory
 
     for settings, size, parts in (
         ({"most_bytes": 1 << 30}, 2 << 30, ("expected 2.00 GiB", "of the 1.00 GiB", "make the pool smaller")),
         ({}, 1 << 42, ("expected 4096.00 GiB", "available of", "make the pool smaller")),
     ):
         used = hbm_used()
-        pool = host_memory.make_pool(**settings)
+        pool = pool_memory.make_pool(**settings)
         try:
-            with host_memory.host_pool(pool):
+            with pool_memory.host_pool(pool):
                 torch.empty(size, dtype=torch.uint8, device="cuda")
             checks.expect(False, f"{settings} {size} is refused")
-        except host_memory.HostMemoryError as error:
+        except pool_memory.HostMemoryError as error:
             checks.expect(all(part in str(error) for part in parts), "refused with its reason:", error)
-        checks.expect(host_memory.usage().bytes == 0 and hbm_used() - used < 16 << 20, "nothing was left behind")
+        checks.expect(pool_memory.usage().bytes == 0 and hbm_used() - used < 16 << 20, "nothing was left behind")
         del pool
     try:
-        with host_memory.host_pool():
+        with pool_memory.host_pool():
             torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
         checks.expect(True, "after a refusal the next pool works")
-    except host_memory.HostMemoryError as error:
+    except pool_memory.HostMemoryError as error:
         checks.expect(False, "after a refusal the next pool works", error)
     gc.collect()
 
@@ -216,7 +216,7 @@ def whole(q, k, v, first, scale, window):
 
 def check_extend(checks: Checks) -> None:
     from sglang_tardis.attention.extend import Together, extend
-    from sglang_tardis.attention.host_memory import host_pool
+    from sglang_tardis.attention.pool_memory import host_pool
 
     cases = [
         # dtype, heads, kv_heads, dim, prefixes, extends, window, chunk, loudness
@@ -281,7 +281,7 @@ def check_extend(checks: Checks) -> None:
 
 def check_decode(checks: Checks) -> None:
     from sglang_tardis.attention import reference
-    from sglang_tardis.attention.host_memory import host_pool
+    from sglang_tardis.attention.pool_memory import host_pool
 
     lengths, page, dim = [1, 63, 64, 65, 0, 1000], 64, 128
     with host_pool() as pool:
@@ -307,7 +307,7 @@ def check_decode(checks: Checks) -> None:
 
 
 def check_graphs(checks: Checks) -> None:
-    from sglang_tardis.attention.host_memory import host_pool
+    from sglang_tardis.attention.pool_memory import host_pool
 
     with host_pool() as pool:
         kv = torch.zeros((1 << 14, 8, 128), dtype=torch.bfloat16, device="cuda")
@@ -332,7 +332,7 @@ def check_graphs(checks: Checks) -> None:
 
 
 def check_kernel(checks: Checks) -> None:
-    from sglang_tardis.attention.host_memory import host_pool
+    from sglang_tardis.attention.pool_memory import host_pool
     from sglang_tardis.sglang.attention_decode import KernelDecode, ReferenceDecode
 
     page, pages, batch, dim = 64, 512, 8, 128
@@ -376,9 +376,9 @@ def check_sglang(checks: Checks) -> None:
     except Exception as error:
         print(f"skipped: SGLang's pool ({type(error).__name__}: {error})", flush=True)
         return
-    from sglang_tardis.attention import host_memory
+    from sglang_tardis.attention import pool_memory
 
-    pool = host_memory.make_pool()
+    pool = pool_memory.make_pool()
     before, original = hbm_used(), memory_pool.maybe_init_custom_mem_pool
     memory_pool.maybe_init_custom_mem_pool = lambda device: (True, pool, "TARDIS_HOST")
     try:
@@ -389,7 +389,7 @@ def check_sglang(checks: Checks) -> None:
     finally:
         memory_pool.maybe_init_custom_mem_pool = original
     size = sum(buffer.numel() * 2 for buffer in (*kv_pool.k_buffer, *kv_pool.v_buffer))
-    checks.expect(host_memory.usage().bytes >= size, "SGLang's KV pool lies in host memory", f"{size / GIB:.2f} GiB")
+    checks.expect(pool_memory.usage().bytes >= size, "SGLang's KV pool lies in host memory", f"{size / GIB:.2f} GiB")
     checks.expect(hbm_used() - before < 64 << 20, "and not in HBM", hbm_used() - before)
 
     class Layer:

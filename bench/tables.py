@@ -11,6 +11,7 @@ import argparse
 import json
 import pathlib
 import sys
+from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -19,6 +20,12 @@ RESULTS = ROOT / "bench" / "results"
 def rows(name: str) -> dict[tuple[str, str, str], dict]:
     report = json.loads((RESULTS / name).read_text("utf-8"))
     return {(row["case"], row["system"], str(row["size"])): row for row in report["rows"]}
+
+
+def heading(title: str, columns: Iterable[str]) -> list[str]:
+    """The first two lines of a table."""
+    names = [title, *columns]
+    return ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
 
 
 def ttft_table() -> list[str]:
@@ -36,10 +43,7 @@ def ttft_table() -> list[str]:
         "readv": "plain readv backend, 8 threads, no checks",
         "file": "SGLang's `file` backend",
     }
-    lines = [
-        "| TTFT, ms | " + " | ".join(f"{layout}, {int(size) // 1024}K" for layout in layouts for size in sizes) + " |",
-        "|---|" + "---|" * (len(layouts) * len(sizes)),
-    ]
+    lines = heading("TTFT, ms", (f"{layout}, {int(size) // 1024}K" for layout in layouts for size in sizes))
     for system, title in systems.items():
         cells = []
         for layout in layouts:
@@ -54,10 +58,7 @@ def direct_table() -> list[str]:
     """Time to first token of the direct door beside HiCache-DRAM in its two layouts."""
     found = rows("h200_direct.json")
     sizes = ("8192", "32768", "65536")
-    lines = [
-        "| TTFT, ms | " + " | ".join(f"{int(size) // 1024}K" for size in sizes) + " |",
-        "|---|" + "---|" * len(sizes),
-    ]
+    lines = heading("TTFT, ms", (f"{int(size) // 1024}K" for size in sizes))
     titles = {
         ("recompute", "direct"): "recompute",
         ("device", "direct"): "device hit",
@@ -77,10 +78,7 @@ def attention_table() -> list[str]:
     """Decode steps and prefills of a server with KV in host memory, beside one with KV in HBM."""
     found = rows("h200_attention_serving.json")
     sizes = ("1024", "8192", "32768")
-    lines = [
-        "| ms, one request | " + " | ".join(f"{int(size) // 1024}K" for size in sizes) + " |",
-        "|---|" + "---|" * len(sizes),
-    ]
+    lines = heading("ms, one request", (f"{int(size) // 1024}K" for size in sizes))
     cases = {
         "context: between tokens": "between tokens",
         "context: recompute, TTFT": "prompt computed, TTFT",
@@ -142,7 +140,7 @@ def serving_table() -> list[str]:
         "e working set over DRAM, 4 req/s": "the same, 4 requests/s",
     }
     tiers = {"recompute": "recompute", "dram": "HiCache-DRAM", "tardis": "**tardis**", "file": "`file`"}
-    lines = ["| mean TTFT, ms | " + " | ".join(tiers.values()) + " |", "|---|" + "---|" * len(tiers)]
+    lines = heading("mean TTFT, ms", tiers.values())
     for workload, title in workloads.items():
         values = {
             system: row["value"] for (case, system, _), row in found.items() if case == f"{workload}: mean_ttft_ms"

@@ -8,11 +8,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <system_error>
 #include <thread>
@@ -178,24 +175,6 @@ Status HostMemory::pin(std::size_t step) {
     pinned_.push_back(piece);
   }
   return {};
-}
-
-std::optional<int> node_of_pci(const std::string& address, const std::string& sysfs) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  int nodes = 0;
-  for (const auto& entry : fs::directory_iterator(fs::path(sysfs) / "devices/system/node", error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.compare(0, 4, "node") == 0 && name.size() > 4 && std::isdigit(static_cast<unsigned char>(name[4])))
-      ++nodes;
-  }
-  if (nodes < 2) return std::nullopt;
-  std::string lower = address;
-  for (char& letter : lower) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  std::ifstream file(fs::path(sysfs) / "bus/pci/devices" / lower / "numa_node");
-  int node = -1;
-  if (!(file >> node) || node < 0 || node > 4095) return std::nullopt;
-  return node;
 }
 
 }  // namespace tardis::attention

@@ -72,7 +72,4 @@ class HostMemory {
   std::vector<void*> pinned_;
 };
 
-// The NUMA node of a PCI device ("0000:3b:00.0", in any case). Empty: the machine has one node only, or does not say.
-std::optional<int> node_of_pci(const std::string& address, const std::string& sysfs = "/sys");
-
 }  // namespace tardis::attention

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "attention/host_memory.h"
+#include "block/numa.h"
 
 namespace tardis::attention {
 namespace {
@@ -138,7 +139,7 @@ class HostPool {
     options.check_limits = settings_.unchecked == 0;
     options.reserved_huge_pages = settings_.no_reserved_pages == 0;
     char address[32] = "";
-    if (cudaDeviceGetPCIBusId(address, sizeof address, device) == cudaSuccess) options.node = node_of_pci(address);
+    if (cudaDeviceGetPCIBusId(address, sizeof address, device) == cudaSuccess) options.node = numa_node_of_pci(address);
     usage_.node = options.node.value_or(-1);
     Result<HostMemory> block = HostMemory::create(bytes, options, Pinner{pin, unpin, cuda_text, nullptr});
     if (!block) return block.error();

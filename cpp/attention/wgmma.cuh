@@ -31,48 +31,47 @@ __device__ __forceinline__ void pin_sums(float (&sum)[kSums]) {
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
+// Operands 0 to 31 of the instructions below: the 32 sums of a thread.
+#define TARDIS_SUM_PLACES                    \
+  "%0, %1, %2, %3, %4, %5, %6, %7, "         \
+  "%8, %9, %10, %11, %12, %13, %14, %15, "   \
+  "%16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define TARDIS_EIGHT_SUMS(i)                                                                              \
+  "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
+      "+f"(sum[i + 6]), "+f"(sum[i + 7])
+#define TARDIS_SUMS TARDIS_EIGHT_SUMS(0), TARDIS_EIGHT_SUMS(8), TARDIS_EIGHT_SUMS(16), TARDIS_EIGHT_SUMS(24)
+#define TARDIS_MULTIPLY_ROWS(type)                                              \
+  asm volatile(                                                                 \
+      "{\n"                                                                     \
+      ".reg .pred p;\n"                                                         \
+      "setp.ne.b32 p, %34, 0;\n"                                                \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type " {" TARDIS_SUM_PLACES \
+      "}, %32, %33, p, 1, 1, 0, 0;\n"                                           \
+      "}\n"                                                                     \
+      : TARDIS_SUMS                                                             \
+      : "l"(left), "l"(right), "r"(add ? 1 : 0)                                 \
+      : "memory")
+#define TARDIS_MULTIPLY_ADD(type)                                               \
+  asm volatile(                                                                 \
+      "{\n"                                                                     \
+      ".reg .pred p;\n"                                                         \
+      "setp.ne.b32 p, 1, 0;\n"                                                  \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type " {" TARDIS_SUM_PLACES \
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"                             \
+      "}\n"                                                                     \
+      : TARDIS_SUMS                                                             \
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right)      \
+      : "memory")
+
 // sum = (add ? sum : 0) + left * right^T, both [64][16] along the columns in shared memory (block_descriptor).
 template <class Element>
 __device__ __forceinline__ void multiply_rows(float (&sum)[kSums], std::uint64_t left, std::uint64_t right, bool add) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 0, 0;\n"
-        "}\n"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]),
-          "+f"(sum[7]), "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]),
-          "+f"(sum[14]), "+f"(sum[15]), "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]),
-          "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]), "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]),
-          "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31])
-        : "l"(left), "l"(right), "r"(add ? 1 : 0)
-        : "memory");
+    TARDIS_MULTIPLY_ROWS("bf16.bf16");
   } else {
     static_assert(std::is_same_v<Element, __half>);
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 0, 0;\n"
-        "}\n"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]),
-          "+f"(sum[7]), "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]),
-          "+f"(sum[14]), "+f"(sum[15]), "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]),
-          "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]), "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]),
-          "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31])
-        : "l"(left), "l"(right), "r"(add ? 1 : 0)
-        : "memory");
+    TARDIS_MULTIPLY_ROWS("f16.f16");
   }
 }
 
@@ -82,45 +81,17 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[kSums], std::uint64_t
 template <class Element>
 __device__ __forceinline__ void multiply_add(float (&sum)[kSums], const std::uint32_t (&left)[4], std::uint64_t right) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
-        "}\n"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]),
-          "+f"(sum[7]), "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]),
-          "+f"(sum[14]), "+f"(sum[15]), "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]),
-          "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]), "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]),
-          "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31])
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right)
-        : "memory");
+    TARDIS_MULTIPLY_ADD("bf16.bf16");
   } else {
     static_assert(std::is_same_v<Element, __half>);
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
-        "}\n"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]),
-          "+f"(sum[7]), "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]),
-          "+f"(sum[14]), "+f"(sum[15]), "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]),
-          "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]), "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]),
-          "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31])
-        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right)
-        : "memory");
+    TARDIS_MULTIPLY_ADD("f16.f16");
   }
 }
+
+#undef TARDIS_MULTIPLY_ADD
+#undef TARDIS_MULTIPLY_ROWS
+#undef TARDIS_SUMS
+#undef TARDIS_EIGHT_SUMS
+#undef TARDIS_SUM_PLACES
 
 }  // namespace tardis::attention

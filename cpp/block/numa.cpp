@@ -3,6 +3,7 @@
 
 #include <sys/sysmacros.h>
 
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -33,6 +34,19 @@ std::optional<int> node_of(std::filesystem::path folder, const std::filesystem::
   return std::nullopt;
 }
 
+// Of the device that a link names; nothing where there is one node only.
+std::optional<int> node_of_link(const std::filesystem::path& link, const std::filesystem::path& sysfs) {
+  std::error_code error;
+  const std::filesystem::path root = std::filesystem::canonical(sysfs, error);
+  if (error) return std::nullopt;
+  const auto online = first_line(root / "devices/system/node/online");
+  if (!online) return std::nullopt;
+  const auto nodes = parse_cpu_list(*online);
+  if (!nodes || CPU_COUNT(&*nodes) < 2) return std::nullopt;
+  const auto folder = std::filesystem::canonical(link, error);
+  return error ? std::nullopt : node_of(folder, root);
+}
+
 }  // namespace
 
 std::optional<cpu_set_t> parse_cpu_list(const std::string& text) {
@@ -58,18 +72,9 @@ std::optional<cpu_set_t> parse_cpu_list(const std::string& text) {
 }
 
 std::optional<NumaPlace> numa_place(dev_t device, const std::string& sysfs) {
-  std::error_code error;
-  const std::filesystem::path root = std::filesystem::canonical(sysfs, error);
-  if (error) return std::nullopt;
-  const auto online = first_line(root / "devices/system/node/online");
-  if (!online) return std::nullopt;
-  const auto nodes = parse_cpu_list(*online);
-  if (!nodes || CPU_COUNT(&*nodes) < 2) return std::nullopt;
-
-  const auto link = root / "dev/block" / (std::to_string(major(device)) + ":" + std::to_string(minor(device)));
-  const auto folder = std::filesystem::canonical(link, error);
-  if (error) return std::nullopt;
-  const auto node = node_of(folder, root);
+  const std::filesystem::path root = sysfs;
+  const auto node =
+      node_of_link(root / "dev/block" / (std::to_string(major(device)) + ":" + std::to_string(minor(device))), root);
   if (!node) return std::nullopt;
   const auto list = first_line(root / "devices/system/node" / ("node" + std::to_string(*node)) / "cpulist");
   if (!list) return std::nullopt;
@@ -80,6 +85,13 @@ std::optional<NumaPlace> numa_place(dev_t device, const std::string& sysfs) {
   CPU_AND(&place.cpus, &*cpus, &allowed);
   if (CPU_COUNT(&place.cpus) == 0) return std::nullopt;
   return place;
+}
+
+std::optional<int> numa_node_of_pci(const std::string& address, const std::string& sysfs) {
+  std::string lower = address;
+  for (char& letter : lower) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  const std::filesystem::path root = sysfs;
+  return node_of_link(root / "bus/pci/devices" / lower, root);
 }
 
 }  // namespace tardis

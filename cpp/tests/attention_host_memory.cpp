@@ -198,17 +198,5 @@ TEST_F(AttentionMemoryLimits, GroupsOfVersionOne) {
   EXPECT_EQ(limits().group_left, std::uint64_t{0}) << "it may hold more than it is let";
 }
 
-TEST_F(AttentionMemoryLimits, TheNodeOfAGpu) {
-  put("sys/devices/system/node/node0/cpulist", "0\n");
-  put("sys/devices/system/node/online", "0\n");
-  put("sys/bus/pci/devices/0000:3b:00.0/numa_node", "1\n");
-  EXPECT_FALSE(node_of_pci("0000:3B:00.0", root_ + "/sys")) << "one node";
-  put("sys/devices/system/node/node1/cpulist", "1\n");
-  EXPECT_EQ(node_of_pci("0000:3B:00.0", root_ + "/sys"), 1);
-  EXPECT_FALSE(node_of_pci("0000:3c:00.0", root_ + "/sys"));
-  put("sys/bus/pci/devices/0000:3b:00.0/numa_node", "-1\n");
-  EXPECT_FALSE(node_of_pci("0000:3b:00.0", root_ + "/sys"));
-}
-
 }  // namespace
 }  // namespace tardis::attention

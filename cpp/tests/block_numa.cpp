@@ -75,6 +75,21 @@ TEST_F(NumaSysfs, NothingToBindTo) {
   EXPECT_FALSE(numa_place(makedev(259, 1), root_)) << "one node only";
 }
 
+TEST_F(NumaSysfs, TheNodeOfAPciDevice) {
+  fs::create_directories(root_ + "/bus/pci/devices");
+  for (const char* name : {"0000:00:05.0", "0000:3b:00.0"}) {
+    fs::create_symlink(std::string("../../../devices/pci0000:00/") + name, root_ + "/bus/pci/devices/" + name);
+  }
+  EXPECT_EQ(numa_node_of_pci("0000:00:05.0", root_), 1);
+  EXPECT_FALSE(numa_node_of_pci("0000:3B:00.0", root_)) << "not there";
+  put("devices/pci0000:00/0000:3b:00.0/numa_node", "0\n");
+  EXPECT_EQ(numa_node_of_pci("0000:3B:00.0", root_), 0) << "as CUDA writes it";
+  put("devices/pci0000:00/0000:3b:00.0/numa_node", "-1\n");
+  EXPECT_FALSE(numa_node_of_pci("0000:3b:00.0", root_)) << "the firmware did not say";
+  put("devices/system/node/online", "0\n");
+  EXPECT_FALSE(numa_node_of_pci("0000:00:05.0", root_)) << "one node only";
+}
+
 TEST_F(NumaSysfs, WorkersRunWhereTheyAreBound) {
   const auto place = numa_place(makedev(259, 1), root_);
   ASSERT_TRUE(place);

@@ -20,7 +20,7 @@ from sglang.srt.model_executor.forward_context import (
 from sglang.srt.models import utils as models
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import prepare_server_args
-from sglang_tardis.attention import host_memory
+from sglang_tardis.attention import pool_memory
 from sglang_tardis.config import ConfigError
 from sglang_tardis.sglang import attention_mode, attention_pool, seams
 from sglang_tardis.sglang.attention import TardisAttentionBackend
@@ -169,7 +169,7 @@ def test_pools_of_other_backends_and_on_cpu_are_sglangs(monkeypatch):
 def test_sglang_is_given_a_pool_in_host_memory(monkeypatch):
     monkeypatch.setattr(attention_mode, "is_wanted", lambda: True)
     made = []
-    monkeypatch.setattr(host_memory, "make_pool", lambda **settings: made.append(settings) or "pool")
+    monkeypatch.setattr(pool_memory, "make_pool", lambda **settings: made.append(settings) or "pool")
     monkeypatch.setenv("TARDIS_CONFIG", '{"attention_host_check": false}')
     none = lambda device: (False, None, None)  # noqa: E731
     assert attention_pool.custom_mem_pool(none, device="cuda") == (True, "pool", "TARDIS_HOST")
@@ -180,16 +180,16 @@ def test_sglang_is_given_a_pool_in_host_memory(monkeypatch):
 
 def test_a_pool_that_lies_elsewhere_is_not_served(monkeypatch):
     monkeypatch.setattr(attention_mode, "is_wanted", lambda: True)
-    zero = host_memory.Usage(*[0] * 8)
-    monkeypatch.setattr(host_memory, "usage", lambda: zero)
-    monkeypatch.setattr(host_memory, "_take_error", lambda: "")
-    monkeypatch.setattr(host_memory, "available_bytes", lambda: 1 << 30)
+    zero = pool_memory.Usage(*[0] * 8)
+    monkeypatch.setattr(pool_memory, "usage", lambda: zero)
+    monkeypatch.setattr(pool_memory, "_take_error", lambda: "")
+    monkeypatch.setattr(pool_memory, "available_bytes", lambda: 1 << 30)
     size = {"size": 7, "page_size": 1, "head_num": 2, "head_dim": 3, "v_head_dim": 1, "layer_num": 5}
     pool = SimpleNamespace(device="cuda", store_dtype=torch.bfloat16, **size)
     with pytest.raises(RuntimeError, match="expected 640 bytes of KV in host memory, found 0"):
         attention_pool.create_buffers(lambda pool: None, pool)
-    monkeypatch.setattr(host_memory, "available_bytes", lambda: 639)
-    with pytest.raises(host_memory.HostMemoryError, match=r"KV of 7 tokens, found .* set a smaller attention_host or"):
+    monkeypatch.setattr(pool_memory, "available_bytes", lambda: 639)
+    with pytest.raises(pool_memory.HostMemoryError, match=r"KV of 7 tokens, found .* set a smaller attention_host or"):
         attention_pool.create_buffers(lambda pool: pytest.fail("nothing may be taken"), pool)
     monkeypatch.setenv("TARDIS_CONFIG", '{"attention_host_check": false}')
     with pytest.raises(RuntimeError, match="expected 640 bytes"):
@@ -204,11 +204,11 @@ def test_an_error_of_host_memory_speaks_of_host_memory(monkeypatch):
         raise torch.cuda.OutOfMemoryError("Tried to allocate 2 GiB. GPU 0 has ...")
 
     errors = ["of an earlier one", "expected 2 GiB of host memory, found 1"]
-    monkeypatch.setattr(host_memory, "_take_error", lambda: errors.pop(0))
-    with pytest.raises(host_memory.HostMemoryError, match="expected 2 GiB of host memory"), host_memory.explained():
+    monkeypatch.setattr(pool_memory, "_take_error", lambda: errors.pop(0))
+    with pytest.raises(pool_memory.HostMemoryError, match="expected 2 GiB of host memory"), pool_memory.explained():
         fail()
     errors += ["", ""]
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate"), host_memory.explained():
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate"), pool_memory.explained():
         fail()
 
 
@@ -240,17 +240,21 @@ def layer_of(**changes):
     return RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0, **changes)
 
 
-def runner(layer, **changes):
-    pool = MHATokenToKVPool(
+def pool_of(dtype):
+    return MHATokenToKVPool(
         size=512,
         page_size=PAGE,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         head_num=KV_HEADS,
         head_dim=DIM,
         layer_num=1,
         device="cpu",
         enable_memory_saver=False,
     )
+
+
+def runner(layer, **changes):
+    pool = pool_of(torch.bfloat16)
     table = torch.zeros(9, 100, dtype=torch.int32)
     plain = {
         "token_to_kv_pool": pool,
@@ -349,16 +353,7 @@ def test_scales_do_not_change_what_is_read_again():
     layer.k_scale, layer.v_scale = torch.tensor(0.5), torch.tensor(0.25)
     layer.k_scale_float, layer.v_scale_float = 0.5, 0.25
     this = runner(layer)
-    this.token_to_kv_pool = MHATokenToKVPool(
-        size=512,
-        page_size=PAGE,
-        dtype=torch.float8_e4m3fn,
-        head_num=KV_HEADS,
-        head_dim=DIM,
-        layer_num=1,
-        device="cpu",
-        enable_memory_saver=False,
-    )
+    this.token_to_kv_pool = pool_of(torch.float8_e4m3fn)
     backend = TardisAttentionBackend(this)
     this.req_to_token_pool.req_to_token[1, :3] = torch.tensor([16, 17, 18], dtype=torch.int32)
     k, v = torch.ones(3, KV_HEADS, DIM).bfloat16(), torch.full((3, KV_HEADS, DIM), 3.0).bfloat16()

@@ -65,10 +65,10 @@ def declare_attention_mode(server_args: Any, *_args: Any, **_kwargs: Any) -> Non
         NotImplementedError: a flag for what the backend does not do.
         ConfigError: a setting of tardis is unknown or wrong.
     """
-    from sglang_tardis.sglang.direct_mode import _view
+    from sglang_tardis.sglang.direct_mode import resolving_settings
     from sglang_tardis.sglang.seams import module_exists, sglang_version
 
-    view = _view(server_args)
+    view = resolving_settings(server_args)
     if not is_wanted([getattr(view, name, None) for name in _BACKENDS]):
         return
     if not module_exists(NEEDED_MODULE):
@@ -153,32 +153,31 @@ def refuse_server(configurator: Any, settings: ServerSettings) -> None:
         configurator: SGLang's KVCacheConfigurator.
         settings: SGLang's.
     """
-    refuse = _refuse
     _refuse_flags(settings.get)
     graphs = _prefill_graphs(settings.get("cuda_graph_config"))
     if graphs not in (None, "disabled"):
-        refuse("prefill without CUDA graphs", str(graphs), "its attention reads lengths of the host")
+        _refuse("prefill without CUDA graphs", str(graphs), "its attention reads lengths of the host")
     model, on_gpu = configurator.model_config, str(configurator.device) != "cpu"
     architectures = getattr(getattr(model, "hf_config", None), "architectures", None)
     if configurator.use_mla_backend:
-        refuse("a model with K and V of each head (MHA, GQA)", f"MLA ({architectures})")
+        _refuse("a model with K and V of each head (MHA, GQA)", f"MLA ({architectures})")
     if getattr(model, "is_encoder_decoder", False):
-        refuse("a decoder", f"an encoder and cross attention ({architectures})")
+        _refuse("a decoder", f"an encoder and cross attention ({architectures})")
     if configurator.mambaish_config is not None:
-        refuse("attention in every layer", f"layers with states ({architectures})")
+        _refuse("attention in every layer", f"layers with states ({architectures})")
     if configurator.is_hybrid_swa:
-        refuse("one KV pool", "a pool for sliding-window layers besides", "add --disable-hybrid-swa-memory")
+        _refuse("one KV pool", "a pool for sliding-window layers besides", "add --disable-hybrid-swa-memory")
     if configurator.is_draft_worker:
-        refuse("no draft model", "one")
+        _refuse("no draft model", "one")
     if configurator.post_capture_kv_active:
-        refuse("a KV pool that is allocated at once", "one that is sized after graphs were captured")
+        _refuse("a KV pool that is allocated at once", "one that is sized after graphs were captured")
     if getattr(configurator, "kv_shard_rank", None) is not None:
-        refuse("KV of a layer on one rank", "--enable-kv-cache-sharding")
+        _refuse("KV of a layer on one rank", "--enable-kv-cache-sharding")
     if settings.get("enable_hierarchical_cache") and settings.get("hicache_io_backend") == "direct" and on_gpu:
         # Copies between two host memories: single ones keep their place in a stream, batches were not looked at.
-        refuse("copies of pages by kernels", "--hicache-io-backend direct", "use --hicache-io-backend kernel")
+        _refuse("copies of pages by kernels", "--hicache-io-backend direct", "use --hicache-io-backend kernel")
     dtype = str(configurator.kv_cache_dtype).removeprefix("torch.")
     if dtype not in KV_DTYPES:
-        refuse(f"KV as {', '.join(KV_DTYPES)}", dtype, "set --kv-cache-dtype")
+        _refuse(f"KV as {', '.join(KV_DTYPES)}", dtype, "set --kv-cache-dtype")
     if on_gpu:
         _refuse_page_size(configurator.page_size)

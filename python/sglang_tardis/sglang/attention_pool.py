@@ -58,7 +58,7 @@ def profiled_bytes(original: Any, configurator: Any, *args: Any, **kwargs: Any) 
     """KVCacheConfigurator._profile_available_bytes: of host memory in place of HBM."""
     if not attention_mode.is_wanted() or str(configurator.device) == "cpu":
         return original(configurator, *args, **kwargs)
-    from sglang_tardis.attention.host_memory import available_bytes
+    from sglang_tardis.attention.pool_memory import available_bytes
 
     settings = ServerSettings()
     config = attention_mode.settings_of(configurator.server_args)
@@ -88,7 +88,7 @@ def custom_mem_pool(original: Any, *args: Any, **kwargs: Any) -> Any:
             f"--attention-backend tardis: expected no other memory pool for KV, found {kind}; unset "
             "SGLANG_MOONCAKE_CUSTOM_MEM_POOL"
         )
-    from sglang_tardis.attention.host_memory import make_pool
+    from sglang_tardis.attention.pool_memory import make_pool
 
     config = attention_mode.settings_of(None)
     pool = make_pool(check=config.attention_host_check)
@@ -104,7 +104,7 @@ def create_buffers(original: Any, pool: Any, *args: Any, **kwargs: Any) -> Any:
     """
     if not _is_cuda(pool.device) or not attention_mode.is_wanted():
         return original(pool, *args, **kwargs)
-    from sglang_tardis.attention import host_memory
+    from sglang_tardis.attention import pool_memory
 
     wanted = _bytes_of(pool)
     if pool.size < pool.page_size:
@@ -113,11 +113,11 @@ def create_buffers(original: Any, pool: Any, *args: Any, **kwargs: Any) -> Any:
             f"page takes {wanted // (pool.size + pool.page_size) * pool.page_size} bytes: set a larger attention_host "
             "or --max-total-tokens"
         )
-    check_available(wanted, host_memory.available_bytes(), pool.size, attention_mode.settings_of(None))
-    before = host_memory.usage().bytes
-    with host_memory.explained():
+    check_available(wanted, pool_memory.available_bytes(), pool.size, attention_mode.settings_of(None))
+    before = pool_memory.usage().bytes
+    with pool_memory.explained():
         result = original(pool, *args, **kwargs)
-    after = host_memory.usage()
+    after = pool_memory.usage()
     if after.bytes - before < wanted:
         raise RuntimeError(
             f"tardis: expected {wanted} bytes of KV in host memory, found {after.bytes - before}; SGLang allocated its "
@@ -139,7 +139,7 @@ def check_available(wanted: int, available: int, tokens: int, config: TardisConf
     Raises:
         HostMemoryError: there is not that much.
     """
-    from sglang_tardis.attention.host_memory import HostMemoryError
+    from sglang_tardis.attention.pool_memory import HostMemoryError
 
     if config.attention_host_check and wanted > available:
         raise HostMemoryError(

@@ -16,7 +16,7 @@ from sglang_tardis.config import EXTRA_CONFIG_FLAG, load_config
 from sglang_tardis.config_text import parse_text
 from sglang_tardis.log import logger
 
-__all__ = ["LINKER_CLASS", "LINKER_MODULE", "declare_direct_mode", "linker_settings"]
+__all__ = ["LINKER_CLASS", "LINKER_MODULE", "declare_direct_mode", "linker_settings", "resolving_settings"]
 
 LINKER_MODULE = "sglang_tardis.sglang.linker"
 LINKER_CLASS = "TardisLinker"
@@ -40,7 +40,7 @@ def declare_direct_mode(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
         ConfigError: a setting is unknown or wrong.
         ValueError: this SGLang has no external linker, or the flags contradict each other.
     """
-    view = _view(server_args)
+    view = resolving_settings(server_args)
     if view.hicache_storage_backend != _BACKEND:
         return
     text = view.hicache_storage_backend_extra_config
@@ -94,7 +94,7 @@ def linker_settings(extra_config: Any) -> dict[str, Any]:
     return {name: value for name, value in (extra_config or {}).items() if name != "mode"}
 
 
-def _view(server_args: Any) -> Any:
+def resolving_settings(server_args: Any) -> Any:
     """The arguments with what was declared so far; older releases resolve in place."""
     try:
         from sglang.srt.arg_groups.overrides import resolving_view

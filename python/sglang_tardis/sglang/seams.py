@@ -307,10 +307,7 @@ def install_direct() -> None:
     """
     global _direct
     _direct = True
-    for hook in _direct_hooks():
-        importlib.import_module(hook.module)
-    install_late()
-    require("load results")
+    _install_in_scheduler(_direct_hooks(), "load results")
 
 
 def install_attention() -> None:
@@ -321,12 +318,17 @@ def install_attention() -> None:
     """
     global _attention
     _attention = True
-    for hook in _attention_hooks():
-        importlib.import_module(hook.module)
     registry = importlib.import_module(_ATTENTION_REGISTRY_MODULE)
     registry.register_attention_backend(BACKEND)(_create_attention)
+    _install_in_scheduler(_attention_hooks(), "attention")
+
+
+def _install_in_scheduler(hooks: list[_Hook], seam: str) -> None:
+    """Hook what a scheduler imports later than plugins; nothing of it is hooked in servers that do not ask for it."""
+    for hook in hooks:
+        importlib.import_module(hook.module)
     install_late()
-    require("attention")
+    require(seam)
 
 
 # ---- verifying ----------------------------------------------------------------------------------------------------
