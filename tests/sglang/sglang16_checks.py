@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import multiprocessing
 import sys
 import tempfile
 import threading
@@ -19,7 +18,8 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
-from sglang16_tree import PAGE, Server
+from sglang16_processes import run_late_imports, run_two_ranks
+from sglang16_tree import PAGE, Server, tokens
 
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS.parents[1] / "demo" / "cpu_support"), str(TESTS / "sglang16_support")]
@@ -109,10 +109,6 @@ def check_attention_backend_is_refused():
         assert "0.5.16" in str(error) and "Use 0.5.23" in str(error), error
     else:
         raise AssertionError("the attention backend was taken by a release that it was not made for")
-
-
-def tokens(seed, pages):
-    return np.random.default_rng(seed).integers(3, 1000, pages * PAGE).tolist()
 
 
 def round_trip(name, **options):
@@ -297,40 +293,6 @@ def check_dynamic_route():
     server.close()
 
 
-def late_imports(results):
-    """Load the plugin as a scheduler process does: with the controller imported, but not yet the tree."""
-    try:
-        from sglang.srt.plugins import load_plugins
-        from sglang_tardis.sglang import plugin, seams
-
-        plugin.register()  # load_plugins would, were the package installed; then it applies what is registered
-        load_plugins()
-        assert "sglang.srt.mem_cache.hiradix_cache" not in sys.modules
-        assert not [seam for seam in seams.check() if not seam.ok], seams.check()
-        from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
-
-        assert {"prefix keys", "extra keys"} <= {seam.name for seam in seams.check() if not seam.ok}
-        seams.install_late()  # what building the cache controller does
-        assert not [seam for seam in seams.check() if not seam.ok], seams.check()
-        assert hasattr(HiRadixCache.write_backup_storage, "__wrapped__")
-        results.put(None)
-    except BaseException:
-        results.put(traceback.format_exc())
-
-
-def run_late_imports():
-    import sglang.srt.managers.cache_controller
-    import sglang.srt.managers.scheduler_components.weight_updater  # noqa: F401
-
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    process = context.Process(target=late_imports, args=(results,), daemon=True)
-    process.start()
-    outcome = results.get(timeout=120)
-    process.join(10)
-    return outcome
-
-
 _BEFORE_THE_TREE = {}
 
 
@@ -484,50 +446,6 @@ def check_failed_hook_stops_the_start():
         HiCacheController.attach_storage_backend = hooked
 
 
-def two_ranks(rank, results, mla, store, model):
-    """One of two TP ranks: stores a prompt, and gets it back from storage, with the other."""
-    try:
-        import torch.distributed as dist
-        from sglang.srt.runtime_context import get_parallel
-
-        name = "mla" if mla else "mha"
-        dist.init_process_group("gloo", init_method=f"file://{FOLDER / f'rendezvous-{name}'}", rank=rank, world_size=2)
-        with get_parallel().override(tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1):
-            server = Server(store, model, mla=mla, tp=(rank, 2))
-            prompt = tokens(1, 5)
-            splits = [server.prefill(prompt)]
-            server.flush()
-            splits.append(server.prefill(prompt))
-            splits.append(server.prefill(prompt[:32] + tokens(2, 2)))
-            backend = server.controller.storage_backend
-            written = backend._store.stats()["set_pages_written"]
-            result = (splits, written, backend._identity.fingerprint().hex(), str(backend._rank))
-            server.close()
-        results.put((rank, result))
-    except BaseException:
-        results.put((rank, traceback.format_exc()))
-
-
-def run_two_ranks(mla):
-    name = "mla" if mla else "mha"
-    model = checkpoint(f"model-ranks-{name}", 1)
-    context = multiprocessing.get_context("fork")  # before this process has threads of its own
-    results = context.Queue()
-    ranks = [
-        context.Process(target=two_ranks, args=(rank, results, mla, FOLDER / f"ranks-{name}", model), daemon=True)
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    try:
-        return [result for _, result in sorted(results.get(timeout=90) for _ in ranks)]
-    finally:
-        for process in ranks:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-
-
 _TWO_RANKS = {}
 
 
@@ -585,7 +503,7 @@ def main() -> int:
     get_hash_str([1] * PAGE, None)
     for mla in (False, True):
         if not sys.argv[1:] or f"check_two_ranks_{'mla' if mla else 'mha'}" in sys.argv:
-            outcome = run_two_ranks(mla)
+            outcome = run_two_ranks(mla, FOLDER, checkpoint(f"model-ranks-{'mla' if mla else 'mha'}", 1))
             _TWO_RANKS[mla] = lambda outcome=outcome: outcome
     torch.distributed.init_process_group("gloo", init_method=f"file://{FOLDER / 'rendezvous'}", rank=0, world_size=1)
     from sglang.srt.runtime_context import get_parallel

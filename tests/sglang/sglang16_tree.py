@@ -15,6 +15,11 @@ import torch
 PAGE = 16
 
 
+def tokens(seed, pages):
+    """A prompt of whole pages."""
+    return np.random.default_rng(seed).integers(3, 1000, pages * PAGE).tolist()
+
+
 class Server:
     """0.5.16's HiRadixCache and HiCacheController on CPU tensors."""
 
