@@ -99,7 +99,7 @@ class TardisAttentionBackend(AttentionBackend):
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """What a captured step reads is made within the graph; here it is only named."""
         batch = forward_batch.batch_size
-        static = self._static
+        static, self._together = self._static, None
         self.forward_metadata = _Metadata(static.page_table[:batch], static.seq_lens[:batch], static.workspace)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
